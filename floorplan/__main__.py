@@ -1,0 +1,5 @@
+"""python -m floorplan"""
+
+from floorplan.cli import main
+
+main()

@@ -1,0 +1,94 @@
+"""Predict one graph's step: the symbolic ledger with its proof, and exact figures at the sizes asked for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from floorplan.criterion import AT_FLOOR, UNPROVEN, Proof, prove
+from floorplan.errors import TraceError
+from floorplan.ledger import Run, run_graph
+from floorplan.measure import Figures, figures
+from floorplan.storage import tensors_in
+from floorplan.symbols import Sizes, concrete_fakes, symbolic_fakes
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What a graph will keep, predicted without running it."""
+
+    proof: Proof
+    figures: Figures
+    notes: tuple[str, ...]
+
+
+def analyze(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    opaque: Mapping[str, str] | None = None,
+    autocast: torch.dtype | None = None,
+    backward: bool = True,
+) -> Analysis:
+    """Ledger, verdict and figures of `gm` on inputs of these sizes (values are never read)."""
+    opaque = opaque or {}
+    fakes = concrete_fakes(gm, inputs)
+    hooked = run_graph(fakes, hooks=True, autocast=autocast)
+    plain = run_graph(fakes, hooks=False, backward=backward, autocast=autocast)
+    exact = figures(fakes.gm, hooked, plain, list(tensors_in(tuple(inputs))))
+    proof, notes = _proof(gm, inputs, hooked, opaque, autocast)
+    return Analysis(proof, exact, notes)
+
+
+def _proof(
+    gm: fx.GraphModule, inputs: Sequence[Any], hooked: Run, opaque: Mapping[str, str],
+    autocast: torch.dtype | None,
+) -> tuple[Proof, tuple[str, ...]]:  # fmt: skip
+    """The first symbolic run whose ledger agrees with the exact one; sizes get less symbolic in turn."""
+    failures: list[str] = []
+    for positions in ("primes", "exact", "fixed"):
+        fakes = symbolic_fakes(gm, inputs, Sizes(positions))
+        try:
+            run = run_graph(fakes, hooks=True, autocast=autocast)
+        except TraceError as e:
+            failures.append(str(e))
+            continue
+        proof = prove(gm, fakes, run, opaque)
+        if (where := _first_difference(proof, hooked)) is None:
+            return proof, tuple(_position_notes(positions, proof))
+        failures.append(f"the symbolic ledger differs from the exact one at {where}")
+    return _unproven(gm, inputs, hooked, opaque, failures), (f"not proved: {failures[-1]}",)
+
+
+def _first_difference(proof: Proof, hooked: Run) -> str | None:
+    """The first node at which the evaluated symbolic ledger and the exact one disagree."""
+    for e, s in zip(proof.entries, hooked.saved, strict=False):
+        if (e.node, e.owner, e.nbytes) != (s.node, s.owner, int(s.nbytes)):
+            return f"{s.node} ({e.node}: {e.nbytes} bytes for {int(s.nbytes)})"
+    if len(proof.entries) != len(hooked.saved):
+        return f"the end: {len(proof.entries)} tensors for {len(hooked.saved)}"
+    return None
+
+
+def _position_notes(positions: str, proof: Proof) -> list[str]:
+    if positions != "fixed":
+        return []
+    return ["positions are fixed to the given input size: the model accepts no other"]
+
+
+def _unproven(
+    gm: fx.GraphModule, inputs: Sequence[Any], hooked: Run, opaque: Mapping[str, str], why: list[str]
+) -> Proof:
+    """The exact ledger with no proof: never at the floor."""
+    fakes = concrete_fakes(gm, inputs)
+    proof = prove(gm, fakes, hooked, opaque)
+    entries = tuple(
+        replace(e, verdict="unproven", reason="the symbolic run failed, sizes are plain numbers",
+                fix="see the note on what was not proved")
+        if e.owner == "kept" and e.pillar != "gate" else e
+        for e in proof.entries
+    )  # fmt: skip
+    verdict = UNPROVEN if proof.verdict == AT_FLOOR else proof.verdict
+    return replace(proof, entries=entries, verdict=verdict, assumptions=(*proof.assumptions, *why[-1:]))

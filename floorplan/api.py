@@ -1,0 +1,195 @@
+"""The Python API: check, rewrite, load, save. The command line is a thin shell over it."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from floorplan import artifact, passes
+from floorplan.analyze import Analysis, analyze
+from floorplan.driver import Pass, Site
+from floorplan.driver import rewrite as run_passes
+from floorplan.errors import FloorplanError
+from floorplan.files import ensure_writable
+from floorplan.fused import FusedConv
+from floorplan.infer import infer_shape, make_inputs, smaller_inputs
+from floorplan.load import load_model
+from floorplan.measure import Figures, measure
+from floorplan.passes.insert_memflora import memflora
+from floorplan.report import CheckReport, RewriteReport
+from floorplan.trace import Traced, trace
+from floorplan.verify import Verifier, double_copy, same_outputs, same_start
+
+Shapes = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with inputs to run it on, and what had to be said on the way."""
+
+    model: nn.Module
+    name: str
+    inputs: tuple[Any, ...]
+    notes: tuple[str, ...]
+
+
+def subject_of(
+    model: nn.Module | str, inputs: Any = None, *, batch: int | None = None,
+    shapes: Shapes | None = None, weights: str | None = None, allow: Sequence[str] = (),
+    trust: bool = False,
+) -> Subject:  # fmt: skip
+    """Load what a user named, and find inputs for it."""
+    notes: list[str] = []
+    if isinstance(model, str | Path):
+        loaded = load_model(str(model), weights=weights, allow=allow, trust=trust)
+        model, name = loaded.module, loaded.source
+        notes += loaded.notes
+    else:
+        name = type(model).__name__
+    if inputs is not None:
+        args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        return Subject(model, name, args, tuple(notes))
+    if shapes is None:
+        shape, how = infer_shape(model)
+        shapes = [shape]
+        notes.append(f"input {list(shape)} inferred from {how}; --input sets it")
+    return Subject(model, name, make_inputs(model, shapes, batch or DEFAULT_BATCH), tuple(notes))
+
+
+DEFAULT_BATCH = 8
+
+
+def check(
+    model: nn.Module | str, inputs: Any = None, rank: int | None = None, *, sites: str = "auto",
+    seed: int = 0, train_head: bool = False, batch: int | None = None, shapes: Shapes | None = None,
+    measured: bool = False, autocast: torch.dtype | None = None, mode: str = "saved",
+    weights: str | None = None, allow: Sequence[str] = (), trust: bool = False,
+) -> CheckReport:  # fmt: skip
+    """What will autograd keep, and is it the activation-memory floor?
+
+    model: a module, a file, or a factory's name. inputs: example arguments (values are not read).
+    rank: judge the model as `rewrite` would adapt it; on an adapted model, assert its rank.
+    mode: "train" or "eval" sets the model's mode first. measured: run it for real as well.
+    """
+    s = subject_of(model, inputs, batch=batch, shapes=shapes, weights=weights, allow=allow, trust=trust)
+    if mode != "saved":
+        s.model.train(mode == "train")
+    has = adapter_rank(s.model)
+    if rank is None or has is not None:
+        if rank is not None and has != rank:
+            raise FloorplanError(f"{s.name}: adapted at rank {has}, not {rank}; leave --rank out to check it as it is")
+        traced = trace(s.model, s.inputs)
+        return _report(s, traced, s.model, "as-is", has, {}, measured, autocast)
+    traced, log = _rewritten(s, memflora(rank, sites, seed, train_head), verified=False)
+    return _report(s, traced, traced.gm, "rewritten", rank, log, measured, autocast)
+
+
+def adapter_rank(model: nn.Module) -> int | None:
+    """Rank of an adapted model, None of any other."""
+    ranks = {m.rank for m in model.modules() if isinstance(m, FusedConv) and m.rank}
+    return max(ranks) if ranks else None
+
+
+def _report(
+    s: Subject, traced: Traced, real: nn.Module, subject: str, rank: int | None,
+    log: dict[str, list[Site]], measured: bool, autocast: torch.dtype | None,
+) -> CheckReport:  # fmt: skip
+    found = analyze(traced.gm, s.inputs, opaque=traced.opaque, autocast=autocast)
+    real_figures = measure(real, s.inputs, autocast=autocast) if measured else None
+    return CheckReport(
+        name=s.name,
+        subject=subject,
+        rank=rank,
+        inputs=tuple(tuple(t.shape) for t in s.inputs if isinstance(t, Tensor)),
+        proof=found.proof,
+        predicted=found.figures,
+        measured=real_figures,
+        notes=(*s.notes, *traced.notes, *found.notes),
+        opaque=traced.opaque,
+        lines=traced.lines,
+        log=log,
+    )
+
+
+def _rewritten(s: Subject, adapter: Pass, verified: bool) -> tuple[Traced, dict[str, list[Site]]]:
+    """Trace, run the pipeline, and put the graph in the model's own mode."""
+    if adapter_rank(s.model) is not None:
+        raise FloorplanError(f"{s.name}: already adapted; rewrite its source model instead")
+    traced = trace(s.model, s.inputs, both_modes=True)
+    line = passes.pipeline(adapter)
+    try:
+        if verified:
+            # In float64, where a fold's rounding cannot hide (or be taken for) a fault of a pass.
+            small = smaller_inputs(traced.gm, s.inputs)
+            run_passes(double_copy(traced.gm), line, Verifier(small))
+        gm, log = run_passes(traced.gm, line, _no_check)
+        if verified:
+            same_start(gm, traced.gm, small)
+    except FloorplanError as e:
+        hint = "".join(f"; {path} was not traced: {why}" for path, why in list(traced.opaque.items())[:1])
+        raise type(e)(f"{s.name}: {e}{hint}") from e
+    gm.train()
+    return replace(traced, gm=gm), log
+
+
+def _no_check(p: Pass, before: fx.GraphModule, after: fx.GraphModule) -> None:
+    """`check` judges structure alone: lint has run, and no number of the model is trusted to it."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """An adapted, trainable graph and the report on it."""
+
+    module: fx.GraphModule
+    report: RewriteReport
+
+
+def rewrite(
+    model: nn.Module | str, inputs: Any = None, rank: int = 2, *, sites: str = "auto", seed: int = 0,
+    train_head: bool = False, batch: int | None = None, shapes: Shapes | None = None,
+    measured: bool = True, weights: str | None = None, allow: Sequence[str] = (), trust: bool = False,
+) -> Rewritten:  # fmt: skip
+    """Adapt a model with MemFLoRA: fused sites, folded BatchNorms, packed gates; every pass verified.
+
+    Returns a trainable GraphModule in train mode, equal to the source model in eval mode while U = 0,
+    and predicted beside measured figures for the model before and after.
+    """
+    s = subject_of(model, inputs, batch=batch, shapes=shapes, weights=weights, allow=allow, trust=trust)
+    source = trace(s.model, s.inputs)
+    before = _report(s, source, s.model, "as-is", None, {}, measured, None)
+    traced, log = _rewritten(s, memflora(rank, sites, seed, train_head), verified=True)
+    after = _report(s, traced, traced.gm, "rewritten", rank, log, measured, None)
+    options = {"method": "memflora", "rank": rank, "sites": sites, "seed": seed, "train_head": train_head}
+    traced.gm.meta["floorplan"] = {**options, "input": [list(t) for t in after.inputs]}
+    return Rewritten(traced.gm, RewriteReport(before, after, options))
+
+
+def save(module: fx.GraphModule, path: str | Path, *, force: bool = False) -> None:
+    """Write an adapted model as data; FloorplanError if the file exists and `force` is not set."""
+    artifact.save_artifact(module, path, module.meta.get("floorplan", {}), force=force)
+
+
+def save_verified(result: Rewritten, path: str | Path, *, force: bool = False) -> None:
+    """Save, load back, and compare outputs bit by bit before the file gets its name."""
+    target = ensure_writable(path, force)
+    draft = target.with_name(f".{target.name}.unverified")
+    try:
+        save(result.module, draft, force=True)
+        shapes = [shape[1:] for shape in result.report.after.inputs]
+        inputs = smaller_inputs(result.module, make_inputs(result.module, shapes, 2))
+        same_outputs(result.module, load(draft), inputs, str(target))
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def load(path: str | Path) -> fx.GraphModule:
+    """Read an adapted model back: a trainable GraphModule. No code of the file runs."""
+    return artifact.load_artifact(path)
+
+
+__all__ = ["Analysis", "Figures", "check", "load", "measure", "rewrite", "save"]

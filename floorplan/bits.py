@@ -1,0 +1,206 @@
+"""Masks and small integers kept in as few bits as they need.
+
+    pack_gate     z -> one bit an element: lo < z < hi, in z's memory order
+    apply_gate    g, bits -> g*inside where the bit is 1, g*outside where it is 0
+    pack_fields   uint8 -> 1, 2, 4 or 8 bits an element
+    unpack_fields the inverse
+
+Field i of width b sits in byte i*b//8, low bits first. On CPU numpy does the bits on views, a
+segment at a time; elsewhere torch shifts do. No mask of the size of the map ever exists on CPU.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+CPU_SEGMENT = 1 << 18  # elements at a time: fits the cache
+SEGMENT = 1 << 24  # elsewhere: few launches, 16 MB of temporaries
+_INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_NUMPY = (torch.float32, torch.float64)  # numpy compares these with SIMD
+
+
+def layout_of(z: Tensor) -> int:
+    """1 if z (B, C, H, W) or (B, C, D, H, W) is channels_last and not also contiguous, else 0."""
+    if z.dim() not in (4, 5):
+        return 0
+    if all(isinstance(n, int) for n in (*z.shape, *z.stride())):
+        return int(not z.is_contiguous() and z.is_contiguous(memory_format=_format(z, 1)))
+    last = (0, *range(2, z.dim()), 1)
+    plain = tuple(range(z.dim()))
+    return int(_has_strides(z, last) and not _has_strides(z, plain))
+
+
+def _has_strides(z: Tensor, order: tuple[int, ...]) -> bool:
+    """Whether z is dense with dimensions nested in `order`; adds no guard to a symbolic size."""
+    stride = 1
+    for d in reversed(order):
+        if not statically_known_true(z.shape[d] == 1):
+            if not statically_known_true(z.stride(d) == stride):
+                return False
+        stride = stride * z.shape[d]
+    return True
+
+
+def _format(z: Tensor, layout: int) -> torch.memory_format:
+    if layout == 0:
+        return torch.contiguous_format
+    return torch.channels_last if z.dim() == 4 else torch.channels_last_3d
+
+
+def _flat(z: Tensor, layout: int) -> Tensor:
+    """z, dense in `layout`, as a 1-D view in memory order."""
+    return (z.movedim(1, -1) if layout else z).view(-1)
+
+
+def _segments(n: int, step: int) -> Iterator[tuple[slice, slice]]:
+    """Slices of n elements and of the bytes that hold their bits."""
+    for i in range(0, n, step):
+        j = min(i + step, n)
+        yield slice(i, j), slice(i // 8, (j + 7) // 8)
+
+
+@torch.library.custom_op("floorplan::pack_gate", mutates_args=())
+def pack_gate(z: Tensor, lo: float, hi: float, closed: bool) -> Tensor:
+    """Bits of lo < z < hi (lo <= z <= hi if closed), z of any shape -> uint8 (ceil(numel/8),)."""
+    layout = layout_of(z)
+    z = _flat(z.detach().contiguous(memory_format=_format(z, layout)), layout)
+    out = torch.empty((z.numel() + 7) // 8, dtype=torch.uint8, device=z.device)
+    if z.device.type == "cpu":
+        _pack_gate_numpy(z, lo, hi, closed, out)
+    else:
+        _pack_gate_torch(z, lo, hi, closed, out)
+    return out
+
+
+@pack_gate.register_fake
+def _(z: Tensor, lo: float, hi: float, closed: bool) -> Tensor:
+    return torch.empty((z.numel() + 7) // 8, dtype=torch.uint8, device=z.device)
+
+
+def _pack_gate_numpy(z: Tensor, lo: float, hi: float, closed: bool, out: Tensor) -> None:
+    bits = out.numpy()
+    for part, where in _segments(z.numel(), CPU_SEGMENT):
+        s = z[part]
+        mask = _between(s.numpy() if s.dtype in _NUMPY else s, lo, hi, closed)
+        bits[where] = np.packbits(np.asarray(mask), bitorder="little")
+
+
+def _pack_gate_torch(z: Tensor, lo: float, hi: float, closed: bool, out: Tensor) -> None:
+    for part, where in _segments(z.numel(), SEGMENT):
+        mask = _between(z[part], lo, hi, closed)
+        out[where] = _pack_torch(mask.view(torch.uint8), 1)
+
+
+def _between(z: Any, lo: float, hi: float, closed: bool) -> Any:
+    """lo < z < hi; an infinite bound is not compared with."""
+    if lo == -math.inf and hi == math.inf:
+        return z == z
+    if lo == -math.inf:
+        return z <= hi if closed else z < hi
+    mask = z >= lo if closed else z > lo
+    if hi != math.inf:
+        mask &= z <= hi if closed else z < hi
+    return mask
+
+
+@torch.library.custom_op("floorplan::apply_gate", mutates_args=())
+def apply_gate(g: Tensor, packed: Tensor, layout: int, inside: float, outside: float) -> Tensor:
+    """A new tensor like g, dense in `layout`: g*inside where the bit is 1, g*outside where it is 0.
+
+    packed: uint8 (ceil(g.numel()/8),), in the memory order of `layout`. A factor 0 gives exact
+    zeros and a factor 1 exact copies, whatever g holds.
+    """
+    g = g.detach()
+    source = g.contiguous(memory_format=_format(g, layout))
+    aligned = source.data_ptr() == g.data_ptr()
+    out = torch.empty_like(source) if aligned else source
+    run = _apply_numpy if g.device.type == "cpu" else _apply_torch
+    run(_flat(source, layout), packed, inside, outside, _flat(out, layout))
+    return out
+
+
+@apply_gate.register_fake
+def _(g: Tensor, packed: Tensor, layout: int, inside: float, outside: float) -> Tensor:
+    return torch.empty_like(g, memory_format=_format(g, layout))
+
+
+def _apply_numpy(g: Tensor, packed: Tensor, inside: float, outside: float, out: Tensor) -> None:
+    bits = packed.numpy()
+    for part, where in _segments(g.numel(), CPU_SEGMENT):
+        s, o = g[part], out[part]
+        m = np.unpackbits(bits[where], count=s.numel(), bitorder="little")
+        _select(s, torch.from_numpy(m), inside, outside, o)
+
+
+def _apply_torch(g: Tensor, packed: Tensor, inside: float, outside: float, out: Tensor) -> None:
+    for part, where in _segments(g.numel(), SEGMENT):
+        s = g[part]
+        _select(s, _unpack_torch(packed[where], s.numel(), 1), inside, outside, out[part])
+
+
+def _select(g: Tensor, m: Tensor, inside: float, outside: float, out: Tensor) -> None:
+    """out = g*inside where m (uint8, 0 or 1) is 1, else g*outside; out may be g."""
+    if inside and outside:
+        torch.where(m.view(torch.bool), g * inside, g * outside, out=out)
+        return
+    factor = inside or outside
+    if factor != 1.0:
+        g = torch.mul(g, factor, out=out)
+    # all ones where kept, all zeros elsewhere: clears inf and nan, needs no temporary of g's type
+    keep = m.view(torch.int8).neg_() if inside else m.view(torch.int8).sub_(1)
+    ints = _INTS[g.element_size()]
+    if factor:
+        torch.bitwise_and(g.view(ints), keep, out=out.view(ints))
+    else:
+        out.zero_()
+
+
+@torch.library.custom_op("floorplan::pack_fields", mutates_args=())
+def pack_fields(v: Tensor, bits: int) -> Tensor:
+    """v: uint8, any shape, values < 2**bits, bits 1, 2, 4 or 8 -> uint8 (ceil(numel*bits/8),)."""
+    v = v.detach().contiguous().view(-1)
+    if bits == 1 and v.device.type == "cpu":
+        return torch.from_numpy(np.packbits(v.numpy(), bitorder="little"))
+    return _pack_torch(v, bits)
+
+
+@pack_fields.register_fake
+def _(v: Tensor, bits: int) -> Tensor:
+    return torch.empty((v.numel() * bits + 7) // 8, dtype=torch.uint8, device=v.device)
+
+
+def _pack_torch(v: Tensor, bits: int) -> Tensor:
+    each = 8 // bits
+    if v.numel() % each:
+        v = torch.nn.functional.pad(v, (0, each - v.numel() % each))
+    columns = v.view(-1, each)
+    out = columns[:, 0].clone()
+    for i in range(1, each):
+        out |= columns[:, i] << (i * bits)
+    return out
+
+
+@torch.library.custom_op("floorplan::unpack_fields", mutates_args=())
+def unpack_fields(packed: Tensor, n: int, bits: int) -> Tensor:
+    """The n fields of `bits` bits that pack_fields put into `packed` -> uint8 (n,)."""
+    if bits == 1 and packed.device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(packed.numpy(), count=n, bitorder="little"))
+    return _unpack_torch(packed, n, bits)
+
+
+@unpack_fields.register_fake
+def _(packed: Tensor, n: int, bits: int) -> Tensor:
+    return torch.empty(n, dtype=torch.uint8, device=packed.device)
+
+
+def _unpack_torch(packed: Tensor, n: int, bits: int) -> Tensor:
+    each = 8 // bits
+    out = torch.empty(packed.numel(), each, dtype=torch.uint8, device=packed.device)
+    for i in range(each):
+        torch.bitwise_and(packed >> (i * bits), (1 << bits) - 1, out=out[:, i])
+    return out.view(-1)[:n]

@@ -1,0 +1,167 @@
+"""The command line: floorplan check, rewrite, why, gate."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from floorplan import api, explain, gate, sarif
+from floorplan.errors import FloorplanError
+from floorplan.files import ensure_writable, write_text
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+                  help="What will autograd keep, is that the activation-memory floor, and the rewrite that gets there.")  # fmt: skip
+
+Model = Annotated[str, typer.Argument(help="A .pt file of torch.save(model), pkg.mod:factory, file.py:factory, or an adapted.pt.")]
+Rank = Annotated[int | None, typer.Option(help="Judge the model as `rewrite` would adapt it at this rank.", min=1)]
+RankSet = Annotated[int, typer.Option(help="Rank of the adapters.", min=1)]
+Sites = Annotated[str, typer.Option(help="auto, all, pointwise, or globs over conv names (comma-separated).")]
+Seed = Annotated[int, typer.Option(help="Seed of the frozen projections.")]
+Head = Annotated[bool, typer.Option("--train-head", help="Keep the last Linear layer trainable.")]
+Batch = Annotated[int | None, typer.Option(help="Batch size of the byte figures.", min=1)]
+Input = Annotated[list[str] | None, typer.Option("--input", help="Shape of one sample, C,H,W; once for each input.")]
+Weights = Annotated[str | None, typer.Option(help="A state_dict to load into the factory's model.")]
+Allow = Annotated[list[str] | None, typer.Option(help="Admit nn.Module classes of this installed package from a file.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Unpickle the file as it is: THIS RUNS ANY CODE IN IT.")]
+Json = Annotated[str | None, typer.Option("--json", help="Write the whole report as JSON ('-': to stdout, instead of the table).")]
+
+
+def shapes_of(inputs: list[str] | None) -> list[tuple[int, ...]] | None:
+    """--input options as shapes without batch."""
+    if not inputs:
+        return None
+    try:
+        shapes = [tuple(int(n) for n in text.replace("x", ",").split(",")) for text in inputs]
+    except ValueError as e:
+        raise FloorplanError(f"--input {inputs[0]}: not a shape; write it as 3,224,224") from e
+    if any(n < 1 for s in shapes for n in s):
+        raise FloorplanError(f"--input {inputs[0]}: sizes must be positive")
+    return shapes
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """A spinner on stderr while something runs; silent when stderr is not a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(what)
+        yield
+
+
+def dtype_of(name: str | None) -> torch.dtype | None:
+    """--autocast bf16 or fp16."""
+    known = {None: None, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16}
+    if name not in known:
+        raise FloorplanError(f"--autocast {name}: not known; use bf16 or fp16")
+    return known[name]
+
+
+@app.command()
+def check(
+    model: Model, rank: Rank = None, sites: Sites = "auto", seed: Seed = 0, train_head: Head = False,
+    batch: Batch = None, input: Input = None, measure: Annotated[bool, typer.Option("--measure", help="Run the model too, and show the difference.")] = False,
+    autocast: Annotated[str | None, typer.Option(help="Under autocast: bf16 or fp16.")] = None,
+    mode: Annotated[str, typer.Option(help="Check the model in this mode: as saved, train or eval.")] = "saved",
+    json_file: Json = None,
+    sarif_file: Annotated[str | None, typer.Option("--sarif", help="Write the guilty tensors as SARIF 2.1.0.")] = None,
+    weights: Weights = None, allow: Allow = None, trust: Trust = False,
+) -> None:  # fmt: skip
+    """List what autograd will keep and prove whether it is the activation-memory floor.
+
+    Exit code 0: AT_FLOOR. 1: ABOVE_FLOOR or UNPROVEN. 2: the input cannot be used.
+    """
+    if mode not in ("saved", "train", "eval"):
+        raise FloorplanError(f"--mode {mode}: not known; use saved, train or eval")
+    with busy(f"checking {model}"):
+        report = api.check(
+            model, rank=rank, sites=sites, seed=seed, train_head=train_head, batch=batch,
+            shapes=shapes_of(input), measured=measure, autocast=dtype_of(autocast), mode=mode,
+            weights=weights, allow=allow or (), trust=trust,
+        )  # fmt: skip
+    if sarif_file:
+        write_text(sarif_file, json.dumps(sarif.document(report), indent=1))
+    emit(report, json_file)
+    raise typer.Exit(report.exit_code)
+
+
+def emit(report: Any, json_file: str | None) -> None:
+    """Print the table, or write the JSON (and print the table unless the JSON went to stdout)."""
+    document = json.dumps(report.as_json(), indent=1)
+    if json_file == "-":
+        print(document)
+        return
+    if json_file:
+        write_text(json_file, document)
+    print(report)
+
+
+@app.command()
+def rewrite(
+    model: Model, output: Annotated[str, typer.Option("-o", "--output", help="The adapted model (data, not code).")],
+    rank: RankSet = 2, sites: Sites = "auto", seed: Seed = 0, train_head: Head = False, batch: Batch = None, input: Input = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing outputs.")] = False,
+    weights: Weights = None, allow: Allow = None, trust: Trust = False,
+) -> None:  # fmt: skip
+    """Adapt a model with MemFLoRA, verify every pass, and write it with its report beside it."""
+    target = ensure_writable(output, force)
+    reports = [target.with_name(target.stem + ".report" + end) for end in (".json", ".md")]
+    for path in reports:
+        ensure_writable(path, force)
+    with busy(f"rewriting {model}"):
+        result = api.rewrite(
+            model, rank=rank, sites=sites, seed=seed, train_head=train_head, batch=batch,
+            shapes=shapes_of(input), weights=weights, allow=allow or (), trust=trust,
+        )  # fmt: skip
+        api.save_verified(result, target, force=force)
+    write_text(reports[0], json.dumps(result.report.as_json(), indent=1))
+    write_text(reports[1], result.report.markdown())
+    print(result.report)
+    print(f"wrote {target}, {reports[0].name}, {reports[1].name}")
+
+
+@app.command()
+def why(
+    model: Model, node: Annotated[str, typer.Argument(help="A node or module name, such as layer3.2.conv2.")],
+    rank: Rank = None, sites: Sites = "auto", batch: Batch = None, input: Input = None,
+    weights: Weights = None, allow: Allow = None, trust: Trust = False,
+) -> None:  # fmt: skip
+    """Explain one node: what it keeps, the formula, why autograd keeps it, what would remove it."""
+    with busy(f"checking {model}"):
+        report = api.check(model, rank=rank, sites=sites, batch=batch, shapes=shapes_of(input),
+                           weights=weights, allow=allow or (), trust=trust)  # fmt: skip
+    print(explain.why(report, node))
+
+
+@app.command("gate")
+def gate_command(
+    config: Annotated[Path, typer.Argument(help="A pyproject.toml with [[tool.floorplan.gate]] entries.")] = Path("pyproject.toml"),
+) -> None:  # fmt: skip
+    """Check every model that a pyproject.toml lists; exit 1 if one is not at the floor."""
+    failed = gate.run(config, print)
+    raise typer.Exit(1 if failed else 0)
+
+
+def main() -> None:
+    """Run the command line; one line on stderr and exit code 2 for what cannot be used."""
+    try:
+        app()
+    except FloorplanError as e:
+        print(f"floorplan: {' '.join(str(e).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except BrokenPipeError:
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""The verdict: does any full-precision saved tensor scale with a layer's width?
+
+A kept tensor passes only if its size is positively B * r * positions (times g in a site with g groups),
+or has neither batch nor position in it, or is a packed gate or pool offset. A width that the run pinned
+to a number proves nothing: UNPROVEN.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+from torch import fx
+
+from floorplan import pillars
+from floorplan.ledger import Run, Saved
+from floorplan.names import Namer
+from floorplan.symbols import Fakes
+
+AT_FLOOR, ABOVE_FLOOR, UNPROVEN = "AT_FLOOR", "ABOVE_FLOOR", "UNPROVEN"
+PACKED = ("floorplan::pack_", "floorplan.pack_")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One saved tensor of the ledger, in the reader's words."""
+
+    node: str
+    op: str
+    module: str
+    pillar: str
+    owner: str  # state, input, kept
+    shape: tuple[str, ...]
+    dtype: str
+    bits_per_element: float
+    storage: int
+    nbytes: int  # of the whole storage, at the sizes asked for
+    tensor_bytes: int
+    expr: str  # nbytes as a formula
+    size: sympy.Expr  # the same, to be evaluated at other sizes
+    width_symbols: tuple[str, ...]
+    verdict: str  # floor, above, unproven, apart (model state and caller's inputs)
+    reason: str
+    fix: str
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class Proof:
+    """All entries, and what they amount to."""
+
+    verdict: str
+    entries: tuple[Entry, ...]
+    symbols: dict[str, int]
+    layers: dict[str, str]
+    assumptions: tuple[str, ...]
+
+    @property
+    def kept(self) -> list[Entry]:
+        """Entries that are neither model state nor a caller's input."""
+        return [e for e in self.entries if e.owner == "kept"]
+
+    @property
+    def guilty(self) -> list[Entry]:
+        """Entries that keep the model from the floor."""
+        return [e for e in self.kept if e.verdict in ("above", "unproven")]
+
+
+def prove(gm: fx.GraphModule, fakes: Fakes, run: Run, opaque: Mapping[str, str]) -> Proof:
+    """Turn a symbolic run into a ledger and a verdict."""
+    namer = Namer(fakes)
+    entries = tuple(_entry(s, gm, namer, opaque) for s in run.saved)
+    kinds = {e.verdict for e in entries if e.owner == "kept"}
+    batch_lost = [v for v in namer.pinned if v.startswith("B ")]
+    verdict = ABOVE_FLOOR if "above" in kinds else UNPROVEN if "unproven" in kinds else AT_FLOOR
+    if verdict == AT_FLOOR and batch_lost:
+        verdict = UNPROVEN
+    return Proof(verdict, entries, namer.values(), namer.layers, namer.assumptions())
+
+
+def _entry(s: Saved, gm: fx.GraphModule, namer: Namer, opaque: Mapping[str, str]) -> Entry:
+    size, shape = namer.expr(s.nbytes), [namer.expr(d) for d in s.shape]
+    packed = s.maker.startswith(PACKED)
+    if (plain := namer.product(size, shape, s.dtype.itemsize)) is not None:
+        size = plain
+    pillar = pillars.pillar_of(s, packed)
+    verdict, reason = _judge(s, gm, namer, size, shape, packed, opaque)
+    elements = namer.at(sympy.prod(shape)) if shape else 1
+    return Entry(
+        node=s.node,
+        op=s.op,
+        module=s.module,
+        pillar=pillar,
+        owner=s.owner,
+        shape=tuple(namer.show(d) for d in shape),
+        dtype=str(s.dtype).removeprefix("torch."),
+        bits_per_element=_bits(s, packed, elements, namer),
+        storage=s.storage,
+        nbytes=namer.at(size),
+        tensor_bytes=namer.at(namer.expr(s.tensor_bytes)),
+        expr=namer.formula(size, shape, s.dtype.itemsize),
+        size=size,
+        width_symbols=tuple(sorted(x.name for x in size.free_symbols if namer.is_width(x))),
+        verdict=verdict,
+        reason=reason,
+        fix="" if verdict in ("floor", "apart") else pillars.fix_for(s, gm),
+        hidden=s.hidden,
+    )
+
+
+def _bits(s: Saved, packed: bool, elements: int, namer: Namer) -> float:
+    if not packed:
+        return float(8 * s.dtype.itemsize)
+    return 1.0 if "pack_gate" in s.maker else float(pillars.field_bits(s))
+
+
+def _judge(
+    s: Saved, gm: fx.GraphModule, namer: Namer, size: sympy.Expr, shape: list[sympy.Expr],
+    packed: bool, opaque: Mapping[str, str],
+) -> tuple[str, str]:  # fmt: skip
+    if s.owner != "kept":
+        return "apart", "model state" if s.owner == "state" else "the caller's input"
+    free = size.free_symbols
+    varying = [x for x in free if namer.is_batch(x) or namer.is_position(x)]
+    widths = sorted(x.name for x in free if namer.is_width(x))
+    if packed:
+        return "floor", "packed to at most 8 bits an element"
+    if not varying:
+        return "floor", "independent of batch and positions"
+    where = "hidden from save_for_backward, found by the census; " if s.hidden else ""
+    if widths:
+        return "above", f"{where}full precision and grows with {', '.join(widths)}"
+    if s.module in opaque:
+        return "unproven", f"{where}inside {s.module}, which was not traced: {opaque[s.module]}"
+    if _is_bottleneck(s, gm, namer, shape):
+        return "floor", "the rank-r bottleneck"
+    return "unproven", f"{where}a plain number stands where a width is expected: a width was pinned"
+
+
+def _is_bottleneck(s: Saved, gm: fx.GraphModule, namer: Namer, shape: list[sympy.Expr]) -> bool:
+    """q of a site: exactly B, then r (times the site's groups), then positions alone."""
+    groups = pillars.site_groups(s, gm)
+    if groups is None or len(shape) < 3:
+        return False
+    positions = all(namer.is_position(x) for d in shape[2:] for x in d.free_symbols)
+    batch, rank = namer.batch, namer.rank
+    return bool(shape[0] == batch and rank is not None and shape[1] == groups * rank and positions)
+
+
+def evaluate(entries: list[Entry], sizes: Mapping[str, int]) -> int:
+    """Distinct kept bytes at other sizes, such as another batch: {"B": 64, "H0": 97, …}."""
+    once: dict[int, Any] = {e.storage: e.size for e in entries if e.owner == "kept"}
+    point = {sympy.Symbol(k, positive=True, integer=True): sympy.Integer(v) for k, v in sizes.items()}
+    return sum(int(size.xreplace(point)) for size in once.values())

@@ -1,0 +1,91 @@
+"""Measure a real run: what autograd keeps (by hooks and by census), and the peaks of one step."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from floorplan.cost_models import memory
+from floorplan.ledger import Run, Saved, record
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Bytes of one training step (design: `saved` is distinct storages, state and inputs apart)."""
+
+    saved: int
+    saved_refcount: int
+    saved_census: int
+    training_state_peak: int
+    requested_peak: int
+    total: int  # requested peak + model + optimizer state + the caller's batch
+    trainable_parameters: int
+
+    def as_dict(self) -> dict[str, int]:
+        """Plain numbers."""
+        return asdict(self)
+
+
+def _bytes(ts: Sequence[Tensor]) -> int:
+    once = {id(t): t.numel() * t.element_size() for t in ts}
+    return sum(once.values())
+
+
+def _kept(saved: Sequence[Saved], owners: tuple[str, ...]) -> list[memory.SavedBytes]:
+    return [
+        memory.SavedBytes(s.storage, int(s.nbytes), int(s.tensor_bytes))
+        for s in saved
+        if s.owner in owners
+    ]
+
+
+def figures(model: nn.Module, hooked: Run, plain: Run, inputs: Sequence[Tensor]) -> Figures:
+    """All figures from a hooked forward and a hook-free step of the same model."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    state = _bytes([*model.parameters(), *model.buffers()])
+    live = plain.timeline.peak(plain.saved_lives | plain.grad_lives)
+    requested = plain.timeline.peak()
+    return Figures(
+        saved=memory.saved(_kept(hooked.saved, ("kept",))),
+        saved_refcount=memory.saved_refcount(_kept(hooked.saved, ("kept", "input"))),
+        saved_census=sum(int(plain.timeline.lives[i].nbytes) for i in plain.saved_lives),
+        training_state_peak=memory.training_state_peak(state, _bytes(trainable), live),
+        requested_peak=requested,
+        total=requested + state + memory.optimizer_state(_bytes(trainable)) + _bytes(inputs),
+        trainable_parameters=sum(p.numel() for p in trainable),
+    )
+
+
+def measure(
+    model: nn.Module, inputs: Sequence[Any], *, autocast: torch.dtype | None = None
+) -> Figures:
+    """Run `model` for real, twice: under hooks, and a whole step under the storage tracker.
+
+    inputs: the forward's arguments. The model's buffers, gradients and the random state are put back.
+    """
+    from floorplan.storage import tensors_in
+
+    args = tuple(inputs)
+    with _undisturbed(model):
+        hooked = record(model, args, hooks=True, autocast=autocast, by_node=False)
+        plain = record(model, args, hooks=False, backward=True, autocast=autocast, by_node=False)
+    return figures(model, hooked, plain, list(tensors_in(args)))
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    buffers = {id(b): (b, b.detach().clone()) for b in model.buffers()}
+    grads = [(p, p.grad) for p in model.parameters()]
+    devices = list({t.device.index for t, _ in buffers.values() if t.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for b, old in buffers.values():
+                    b.copy_(old)
+            for p, g in grads:
+                p.grad = g

@@ -1,0 +1,269 @@
+"""Reports: one object a command returns, printed as tables and written as JSON, Markdown or SARIF."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from tabulate import tabulate
+
+from floorplan.criterion import AT_FLOOR, Entry, Proof
+from floorplan.driver import Site
+from floorplan.measure import Figures
+from floorplan.pillars import PILLARS, WHY
+
+LABELS = {
+    "saved": "saved (distinct storages)",
+    "saved_refcount": "saved (once per op)",
+    "saved_census": "saved (live storages)",
+    "training_state_peak": "training-state peak",
+    "requested_peak": "requested peak of the step",
+    "total": "total (step + model + optimizer + batch)",
+    "trainable_parameters": "trainable parameters",
+}
+TOP = 12  # rows of the tensor table that are printed; the JSON has all
+
+
+def versions() -> dict[str, str]:
+    """What the figures were made with."""
+    try:
+        own = version("floorplan-torch")
+    except PackageNotFoundError:
+        own = "source"
+    return {"floorplan": own, "torch": torch.__version__}
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `check` found. `str()` is the printed table, `as_json()` the versioned document."""
+
+    name: str
+    subject: str  # "as-is" or "rewritten"
+    rank: int | None
+    inputs: tuple[tuple[int, ...], ...]
+    proof: Proof
+    predicted: Figures
+    measured: Figures | None
+    notes: tuple[str, ...]
+    opaque: dict[str, str]
+    lines: dict[str, str]
+    log: dict[str, list[Site]]
+
+    @property
+    def verdict(self) -> str:
+        """AT_FLOOR, ABOVE_FLOOR or UNPROVEN."""
+        return self.proof.verdict
+
+    @property
+    def exit_code(self) -> int:
+        """0 at the floor, 1 otherwise."""
+        return 0 if self.verdict == AT_FLOOR else 1
+
+    @property
+    def tensors(self) -> tuple[Entry, ...]:
+        """Every saved tensor, model state and caller's inputs included."""
+        return self.proof.entries
+
+    @property
+    def pillars(self) -> dict[str, dict[str, Any]]:
+        """Bytes and formula of each pillar; a storage counts at the tensor that was saved first."""
+        found: dict[str, dict[str, Any]] = {}
+        seen: set[int] = set()
+        for e in self.proof.kept:
+            if e.storage not in seen:
+                seen.add(e.storage)
+                row = found.setdefault(e.pillar, {"bytes": 0, "tensors": 0, "expr": ""})
+                row["bytes"] += e.nbytes
+                row["tensors"] += 1
+                row["expr"] = e.expr if not row["expr"] else _joined(row["expr"], e.expr)
+        return {p: found[p] for p in PILLARS if p in found}
+
+    @property
+    def difference(self) -> dict[str, int] | None:
+        """Predicted less measured, each figure."""
+        if self.measured is None:
+            return None
+        real = self.measured.as_dict()
+        return {k: v - real[k] for k, v in self.predicted.as_dict().items()}
+
+    @property
+    def refused(self) -> list[tuple[str, Site]]:
+        """Places that a pass left alone."""
+        return [(name, s) for name, sites in self.log.items() for s in sites if s.refused]
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `--json`, schema floorplan.check/1."""
+        return {
+            "schema": "floorplan.check/1",
+            "verdict": self.verdict,
+            "subject": self.subject,
+            "model": self.name,
+            "method": "memflora" if self.rank else None,
+            "rank": self.rank,
+            "batch": self.inputs[0][0] if self.inputs and self.inputs[0] else None,
+            "input": [list(i[1:]) for i in self.inputs],
+            "versions": versions(),
+            "assumptions": list(self.proof.assumptions),
+            "notes": list(self.notes),
+            "symbols": self.proof.symbols,
+            "layers": self.proof.layers,
+            "predicted": {**self.predicted.as_dict(), "saved_expr": self.saved_expr()},
+            "measured": self.measured.as_dict() if self.measured else None,
+            "difference": self.difference,
+            "pillars": self.pillars,
+            "tensors": [entry_json(e) for e in self.tensors],
+            "passes": {
+                name: [{"node": s.node, "refused": s.refused, "note": s.note} for s in sites]
+                for name, sites in self.log.items()
+            },
+        }
+
+    def saved_expr(self) -> str:
+        """All kept bytes as one sum."""
+        once = {e.storage: e.expr for e in reversed(self.proof.kept)}
+        return _sum(list(once.values())[::-1])
+
+    def __str__(self) -> str:
+        return "\n".join(_check_lines(self))
+
+
+def entry_json(e: Entry) -> dict[str, Any]:
+    """One tensor of the JSON."""
+    names = ("node", "op", "module", "pillar", "owner", "dtype", "bits_per_element", "storage", "expr",
+             "verdict", "reason", "fix", "hidden", "tensor_bytes")  # fmt: skip
+    row = {n: getattr(e, n) for n in names}
+    return {**row, "shape": list(e.shape), "bytes": e.nbytes, "width_symbols": list(e.width_symbols)}
+
+
+def _joined(total: str, more: str) -> str:
+    return f"{total} + {more}" if len(total) < 2000 else total.removesuffix(" + …") + " + …"
+
+
+def _sum(terms: Sequence[str]) -> str:
+    counts: dict[str, int] = {}
+    for t in terms:
+        counts[t] = counts.get(t, 0) + 1
+    return " + ".join(f"{n}*({t})" if n > 1 else t for t, n in counts.items()) or "0"
+
+
+def figure_rows(predicted: Figures, measured: Figures | None) -> list[list[str]]:
+    """One row a figure: predicted, measured, difference."""
+    rows = []
+    real = measured.as_dict() if measured else {}
+    for k, v in predicted.as_dict().items():
+        unit = "" if k == "trainable_parameters" else " B"
+        row = [LABELS[k], f"{v:,}{unit}"]
+        if measured:
+            row += [f"{real[k]:,}{unit}", f"{v - real[k]:,}"]
+        rows.append(row)
+    return rows
+
+
+def _check_lines(r: CheckReport) -> list[str]:
+    what = "as it stands" if r.subject == "as-is" else f"as `rewrite --rank {r.rank}` would adapt it"
+    shapes = ", ".join(str(list(i)) for i in r.inputs)
+    lines = [f"{r.name} ({what}), input {shapes}", ""]
+    header = ["figure", "predicted"] + (["measured", "difference"] if r.measured else [])
+    lines += [table(figure_rows(r.predicted, r.measured), header, right=(1, 2, 3)), ""]
+    pillars = [[p, v["tensors"], f"{v['bytes']:,} B", WHY[p]] for p, v in r.pillars.items()]
+    if pillars:
+        lines += [table(pillars, ["pillar", "storages", "kept", "why"], right=(1, 2)), ""]
+    guilty = r.proof.guilty
+    if guilty:
+        rows = [[e.node, e.op, e.pillar, _shape(e), f"{e.nbytes:,} B", e.reason] for e in guilty[:TOP]]
+        lines += [table(rows, ["guilty node", "op", "pillar", "shape", "bytes", "reason"], right=(4,))]
+        lines += [f"… and {len(guilty) - TOP} more (--json has all)"] if len(guilty) > TOP else []
+        lines += [""]
+    lines += _legend(r)
+    lines += [f"note: {n}" for n in dict.fromkeys(r.notes)]
+    lines += [f"assumes: {a}" for a in r.proof.assumptions[:8]]
+    if len(r.proof.assumptions) > 8:
+        lines += [f"assumes: … and {len(r.proof.assumptions) - 8} more (--json has all)"]
+    return [*lines, f"verdict: {r.verdict}{_verdict_words(r)}"]
+
+
+def _verdict_words(r: CheckReport) -> str:
+    if r.verdict == AT_FLOOR:
+        return " (no full-precision saved tensor scales with a layer's width)"
+    above = sum(e.verdict == "above" for e in r.proof.guilty)
+    unproven = len(r.proof.guilty) - above
+    words = [f"{above} saved tensors scale with a width"] if above else []
+    words += [f"{unproven} could not be proved"] if unproven else []
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _legend(r: CheckReport) -> list[str]:
+    used = {x for e in r.proof.guilty[:TOP] for x in e.width_symbols}
+    names = [f"{n} = {r.proof.symbols[n]} ({r.proof.layers[n]})" for n in r.proof.layers if n in used]
+    return ["widths: " + ", ".join(names)] if names else []
+
+
+def _shape(e: Entry) -> str:
+    return "[" + ", ".join(e.shape) + "]"
+
+
+def table(rows: Sequence[Sequence[Any]], header: Sequence[str], right: Sequence[int] = ()) -> str:
+    """A plain text table; the columns in `right` are numbers."""
+    align = ["right" if i in right else "left" for i in range(len(header))]
+    return str(tabulate(rows, headers=header, tablefmt="simple", colalign=align if rows else None, disable_numparse=True))
+
+
+@dataclass(frozen=True)
+class RewriteReport:
+    """The model before and after, what was refused, and what it cost."""
+
+    before: CheckReport
+    after: CheckReport
+    options: dict[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """The document beside the adapted file, schema floorplan.rewrite/1."""
+        return {
+            "schema": "floorplan.rewrite/1",
+            "options": self.options,
+            "versions": versions(),
+            "before": self.before.as_json(),
+            "after": self.after.as_json(),
+            "refused": [
+                {"pass": p, "node": s.node, "reason": s.refused} for p, s in self.after.refused
+            ],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines("simple"))
+
+    def markdown(self) -> str:
+        """The same report as Markdown."""
+        return "\n".join([f"# {self.before.name}, adapted", "", *self._lines("github"), ""])
+
+    def _lines(self, style: str) -> list[str]:
+        b, a = self.before, self.after
+        rows = []
+        for k, v in b.predicted.as_dict().items():
+            w = a.predicted.as_dict()[k]
+            row = [LABELS[k], f"{v:,}", _real(b, k), f"{w:,}", _real(a, k), f"{w / v:.4f}" if v else "-"]
+            rows.append(row)
+        header = ["figure (bytes)", "before", "measured", "after", "measured", "ratio"]
+        align = ["left"] + ["right"] * 5
+        out = [tabulate(rows, headers=header, tablefmt=style, colalign=align, disable_numparse=True), ""]
+        pillars = [
+            [p, f"{b.pillars.get(p, {}).get('bytes', 0):,}", f"{a.pillars.get(p, {}).get('bytes', 0):,}"]
+            for p in PILLARS
+            if p in b.pillars or p in a.pillars
+        ]
+        out += [tabulate(pillars, headers=["pillar", "kept before", "kept after"], tablefmt=style,
+                         colalign=["left", "right", "right"], disable_numparse=True), ""]  # fmt: skip
+        refused = [[p, s.node, s.refused] for p, s in a.refused]
+        if refused:
+            out += [tabulate(refused, headers=["pass", "left alone", "because"], tablefmt=style), ""]
+        if a.proof.guilty:
+            rows = [[e.node, e.op, _shape(e), f"{e.nbytes:,}", e.fix] for e in a.proof.guilty]
+            out += [tabulate(rows, headers=["above the floor", "op", "shape", "bytes", "what would remove it"],
+                             tablefmt=style, disable_numparse=True), ""]  # fmt: skip
+        out += [f"note: {n}" for n in dict.fromkeys((*b.notes, *a.notes))]
+        return [*out, f"verdict: {b.verdict} -> {a.verdict}"]
+
+
+def _real(r: CheckReport, key: str) -> str:
+    return f"{r.measured.as_dict()[key]:,}" if r.measured else "-"

@@ -1,0 +1,141 @@
+"""From conv and BatchNorm modules to sites: what can be folded, adapted, and why not."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.utils import parametrize
+
+from floorplan.fused import ChannelAffine, FusedConv
+from floorplan.geometry import CONVS, TRANSPOSED, geometry_of
+
+CONV_TYPES = CONVS + TRANSPOSED
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+LARGE_SCALE = 100.0  # a folded BatchNorm scaling a channel by more than this is worth a word
+
+
+def module_calls(gm: fx.GraphModule, *kinds: type[nn.Module]) -> Iterator[tuple[fx.Node, nn.Module]]:
+    """Every call_module node whose module is of one of `kinds`, in order; safe while nodes are erased."""
+    for node in list(gm.graph.nodes):
+        if node.op == "call_module":
+            m = gm.get_submodule(str(node.target))
+            if isinstance(m, kinds):
+                yield node, m
+
+
+def calls_of(gm: fx.GraphModule, target: str) -> list[fx.Node]:
+    """All nodes that call one module path."""
+    return [n for n in gm.graph.nodes if n.op == "call_module" and n.target == target]
+
+
+def is_depthwise(m: nn.Module) -> bool:
+    """One input channel a group: no rank-r projection can be narrower."""
+    if isinstance(m, FusedConv):
+        return bool(m.geo.groups == m.in_channels > 1)
+    return isinstance(m, CONV_TYPES) and m.groups == m.in_channels > 1
+
+
+def conv_reason(conv: nn.Module) -> str:
+    """Why a conv cannot become a site; "" if it can."""
+    if parametrize.is_parametrized(conv):
+        return "its weight is parametrized; remove the parametrization first (leave_parametrized=True)"
+    if conv._forward_hooks or conv._forward_pre_hooks:
+        return "it has forward hooks, which a fused site would drop"
+    weight = cast(Any, conv).weight
+    if isinstance(weight, nn.UninitializedParameter):
+        return "it is lazy; run one batch through the model first"
+    if not weight.is_floating_point():
+        return f"its weight is {weight.dtype}"
+    return ""
+
+
+def bn_reason(bn: nn.Module) -> str:
+    """Why an eval BatchNorm is not a fixed affine map; "" if it is."""
+    b = cast(Any, bn)
+    if b.running_mean is None or b.running_var is None:
+        return "no running statistics: it normalises by the batch in eval mode too"
+    if bn._forward_hooks or bn._forward_pre_hooks or parametrize.is_parametrized(bn):
+        return "it has hooks or parametrizations"
+    variance = b.running_var.double() + b.eps
+    bad = (~torch.isfinite(variance) | (variance <= 0)).nonzero().flatten()
+    if len(bad):
+        return f"running_var + eps <= 0 or not finite at channel {int(bad[0])}"
+    if not torch.isfinite(b.running_mean).all():
+        return "running_mean is not finite"
+    return ""
+
+
+def bn_affine(bn: nn.Module) -> tuple[Tensor, Tensor]:
+    """a = gamma/sqrt(var+eps) and b = beta - a*mean, in float64 (MemFLoRA eq. 4)."""
+    b = cast(Any, bn)
+    a = torch.rsqrt(b.running_var.double() + b.eps)
+    a = a if b.weight is None else a * b.weight.detach().double()
+    shift = -b.running_mean.double() * a
+    return a, shift if b.bias is None else shift + b.bias.detach().double()
+
+
+def scale_note(bn: nn.Module) -> str:
+    """A word about a channel that the folded BatchNorm blows up."""
+    a = bn_affine(bn)[0].abs()
+    worst = int(a.argmax())
+    return f"channel {worst} is scaled by {float(a[worst]):.0f}" if a[worst] > LARGE_SCALE else ""
+
+
+def to_site(conv: nn.Module, bn: nn.Module | None = None) -> FusedConv:
+    """A frozen site equal to bn(conv(x)) in eval mode."""
+    c = cast(Any, conv)
+    geo, weight = geometry_of(conv), c.weight.detach()
+    bias = None if c.bias is None else c.bias.detach()
+    site = FusedConv(
+        geo.config(), list(weight.shape), bias=bias is not None or bn is not None, scale=bn is not None
+    ).to(device=weight.device, dtype=weight.dtype)
+    if bn is None:
+        site.weight = weight.clone(memory_format=torch.preserve_format)
+        if bias is not None:
+            site.bias = bias.clone()
+        return site.train(conv.training)
+    a, shift = bn_affine(bn)
+    per_channel = a.reshape(-1, *[1] * (weight.dim() - 1))
+    if geo.transposed:  # (I, O/g, *k): output channel = group*(O/g) + j
+        g = geo.groups
+        rows = a.reshape(g, 1, -1).expand(g, weight.shape[0] // g, -1).reshape(weight.shape[:2])
+        per_channel = rows.reshape(*rows.shape, *[1] * (weight.dim() - 2))
+    site.weight = (weight.double() * per_channel).to(weight.dtype)
+    site.scale = a.to(weight.dtype)
+    site.bias = (shift if bias is None else shift + a * bias.double()).to(weight.dtype)
+    return site.train(conv.training)
+
+
+def to_affine(bn: nn.Module) -> ChannelAffine:
+    """The channel affine equal to an eval BatchNorm."""
+    a, shift = bn_affine(bn)
+    like = cast(Any, bn).running_mean
+    affine = ChannelAffine(len(a)).to(like.device)
+    affine.scale, affine.bias = a.to(like.dtype), shift.to(like.dtype)
+    return affine.train(bn.training)
+
+
+def set_module(gm: fx.GraphModule, path: str, m: nn.Module) -> None:
+    """Put m at a dotted path that exists already, or whose parent does."""
+    parent, _, name = path.rpartition(".")
+    setattr(gm.get_submodule(parent), name, m)
+
+
+def free_path(gm: fx.GraphModule, path: str) -> str:
+    """`path`, or path_1, path_2, … if it is taken."""
+    parent, _, name = path.rpartition(".")
+    owner, k, new = gm.get_submodule(parent), 0, name
+    while hasattr(owner, new):
+        k += 1
+        new = f"{name}_{k}"
+    return f"{parent}.{new}" if parent else new
+
+
+def tied_twin(site: FusedConv) -> FusedConv:
+    """A second site on the same tensors, for another call of a shared conv."""
+    twin = FusedConv(**site.config())
+    for name in ("weight", "bias", "scale", "P"):
+        setattr(twin, name, getattr(site, name))
+    twin.U = site.U
+    return twin.train(site.training)

@@ -1,0 +1,28 @@
+"""For a user's own pytest: fail when a model keeps more than the floor."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from floorplan import api
+from floorplan.criterion import AT_FLOOR
+from floorplan.report import table
+
+
+def assert_memory_floor(
+    model: nn.Module | str, inputs: Any = None, rank: int | None = None, *, sites: str = "auto",
+    shapes: Sequence[Sequence[int]] | None = None, batch: int | None = None,
+) -> None:  # fmt: skip
+    """AssertionError with the table of guilty tensors unless the model is proved to be at the floor.
+
+    rank: judge the model as `rewrite` would adapt it; None: as it stands, by its own flags and mode.
+    """
+    report = api.check(model, inputs, rank, sites=sites, shapes=shapes, batch=batch)
+    if report.verdict == AT_FLOOR:
+        return
+    rows = [[e.node, e.op, e.pillar, "[" + ", ".join(e.shape) + "]", f"{e.nbytes:,}", e.reason, e.fix]
+            for e in report.proof.guilty]  # fmt: skip
+    header = ["node", "op", "pillar", "shape", "bytes", "why", "what would remove it"]
+    notes = "\n".join(f"note: {n}" for n in (*report.notes, *report.proof.assumptions))
+    raise AssertionError(f"{report.name} is {report.verdict}, not AT_FLOOR\n{table(rows, header, right=(4,))}\n{notes}")

@@ -1,0 +1,173 @@
+"""Is the rewritten graph still the same model? Outputs and gradients, in float64, on random inputs."""
+
+import copy
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
+
+from floorplan.driver import Pass
+from floorplan.errors import FloorplanError
+from floorplan.fused import FusedConv
+from floorplan.storage import tensors_in
+
+FLOAT64 = 1e-12
+
+
+class Mismatch(Exception):
+    """A pass changed outputs or gradients; carries the largest relative difference."""
+
+
+def randomize_adapters(gm: nn.Module, std: float = 0.05) -> None:
+    """Draw every U by its name: at U = 0 half of the gradients would be vacuous."""
+    for name, p in gm.named_parameters():
+        if name.rpartition(".")[2] == "U":
+            g = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            draw = torch.randn(p.shape, generator=g, dtype=torch.float64) * std
+            p.data.copy_(draw)
+
+
+def set_plain(gm: nn.Module, plain: bool) -> None:
+    """Let every site run by plain autograd (the reference), or by its own op."""
+    for m in gm.modules():
+        if isinstance(m, FusedConv):
+            m.plain = plain
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """Largest difference over the largest entry of `want`."""
+    if got.shape != want.shape:
+        return float("inf")
+    if not want.numel():
+        return 0.0
+    scale = float(want.abs().max())
+    worst = float((got - want).abs().max())
+    return worst / scale if scale > 0 else worst
+
+
+@dataclass(frozen=True)
+class Values:
+    """Outputs and gradients of one run."""
+
+    outputs: list[Tensor]
+    gradients: dict[str, Tensor]
+
+
+def values(gm: nn.Module, inputs: Sequence[Any], seed: int = 0) -> Values:
+    """Run once and differentiate a fixed random weighting of the outputs, by inputs and parameters."""
+    def leaf(t: Any) -> Any:
+        if isinstance(t, Tensor) and t.is_floating_point():
+            return t.detach().clone().requires_grad_()
+        return t.clone() if isinstance(t, Tensor) else t  # fmt: skip
+
+    args = tree_map(leaf, tuple(inputs))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        # An in-place op may not touch a leaf that requires grad: hand over a view of its value.
+        out = gm(*tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, args))
+    outs = list(tensors_in(out))
+    roots = [t for t in outs if t.requires_grad]
+    names, leaves = ["parameter " + n for n, p in gm.named_parameters() if p.requires_grad], []
+    leaves += [p for p in gm.parameters() if p.requires_grad]
+    for i, t in enumerate(tensors_in(args)):
+        if t.requires_grad:
+            names.append(f"input {i}")
+            leaves.append(t)
+    grads: Sequence[Tensor | None] = [None] * len(leaves)
+    if roots and leaves:
+        g = torch.Generator().manual_seed(seed + 1)
+        weights = [torch.randn(t.shape, generator=g, dtype=torch.float64).to(t) for t in roots]
+        grads = torch.autograd.grad(roots, leaves, weights, allow_unused=True)
+    found = {n: t for n, t in zip(names, grads, strict=True) if t is not None}
+    return Values([t.detach() for t in outs], found)
+
+
+def compare(got: Values, want: Values, tolerance: float, what: str) -> None:
+    """Raise Mismatch if outputs or common gradients differ by more than `tolerance`, relative."""
+    if len(got.outputs) != len(want.outputs):
+        raise Mismatch(f"{what}: {len(got.outputs)} outputs instead of {len(want.outputs)}")
+    pairs = [(f"output {i}", a, b) for i, (a, b) in enumerate(zip(got.outputs, want.outputs, strict=True))]
+    common = got.gradients.keys() & want.gradients.keys()
+    pairs += [(f"gradient of {n}", got.gradients[n], want.gradients[n]) for n in sorted(common)]
+    for name, a, b in pairs:
+        finite = torch.isfinite(b)
+        error = relative_error(a[finite], b[finite]) if a.shape == b.shape else float("inf")
+        if error > tolerance or not torch.equal(finite, torch.isfinite(a)):
+            raise Mismatch(f"{what}: {name} differs by {error:.1e} (allowed {tolerance:.0e})")
+
+
+def double_copy(gm: fx.GraphModule) -> fx.GraphModule:
+    """A float64 copy."""
+    return cast(fx.GraphModule, copy.deepcopy(gm).double())
+
+
+def _drawn(gm: fx.GraphModule) -> fx.GraphModule:
+    twin = copy.deepcopy(gm).eval()
+    randomize_adapters(twin)
+    return cast(fx.GraphModule, twin)
+
+
+def same_start(after: nn.Module, before: nn.Module, inputs: Sequence[Any]) -> None:
+    """In its own precision, the adapted model must start as the source model in eval mode."""
+    outs = []
+    for m in (after, before):
+        twin = copy.deepcopy(m).eval()
+        with torch.no_grad():
+            outs.append(Values(list(tensors_in(twin(*inputs))), {}))
+    kinds = [t.dtype for t in outs[1].outputs if t.is_floating_point()]
+    eps = max((torch.finfo(d).eps for d in kinds), default=0.0)
+    compare(outs[0], outs[1], 2000 * eps, "adapted against source")
+
+
+def to_double(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The inputs in float64."""
+    def cast(t: Any) -> Any:
+        return t.double() if isinstance(t, Tensor) and t.is_floating_point() else t  # fmt: skip
+
+    return tuple(tree_map(cast, tuple(inputs)))
+
+
+class Verifier:
+    """The driver's check: after every pass, the graph computes what it computed before."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self.inputs = to_double(inputs)
+        self._last: tuple[fx.GraphModule, Values] | None = None
+
+    def __call__(self, p: Pass, before: fx.GraphModule, after: fx.GraphModule) -> None:
+        tolerance = max(p.tolerance, FLOAT64)
+        known = self._last is not None and self._last[0] is before
+        want = self._last[1] if known and self._last else values(_drawn(before), self.inputs)
+        twin = _drawn(after)
+        got = values(twin, self.inputs)
+        adapted = any(isinstance(m, FusedConv) and m.rank for m in twin.modules())
+        if adapted:
+            set_plain(twin, True)
+            compare(got, values(twin, self.inputs), tolerance, "against plain autograd")
+            set_plain(twin, False)
+        if adapted and not any(isinstance(m, FusedConv) and m.rank for m in before.modules()):
+            # The adapter has just come: with U = 0 the model must not have moved.
+            for n, q in twin.named_parameters():
+                if n.rpartition(".")[2] == "U":
+                    q.data.zero_()
+            compare(values(twin, self.inputs), want, tolerance, "at U = 0")
+        else:
+            compare(got, want, tolerance, "before and after")
+        self._last = (after, got)
+
+
+def same_outputs(a: nn.Module, b: nn.Module, inputs: Sequence[Any], where: str) -> None:
+    """Raise FloorplanError unless both give the same bits in eval mode."""
+    results = []
+    for m in (a, b):
+        mode = m.training
+        with torch.no_grad():
+            results.append(list(tensors_in(m.eval()(*inputs))))
+        m.train(mode)
+    same = len(results[0]) == len(results[1])
+    if not same or not all(torch.equal(x, y) for x, y in zip(*results, strict=True)):
+        raise FloorplanError(f"{where}: what was written does not load back to the same outputs; please report this model")

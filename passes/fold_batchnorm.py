@@ -1,0 +1,77 @@
+"""Fold eval BatchNorm into the conv before it; a standalone one becomes a channel affine.
+
+conv(x, W) -> BatchNorm   ->   FusedConv(x, a*W), bias = b + a*bias, scale = a
+BatchNorm(x)              ->   x*a + b               keeps nothing
+"""
+
+from collections.abc import Iterator
+from typing import cast
+
+from torch import fx, nn
+
+from floorplan.driver import Pass, Site
+from floorplan.sites import (
+    CONV_TYPES,
+    NORMS,
+    bn_reason,
+    calls_of,
+    conv_reason,
+    module_calls,
+    scale_note,
+    set_module,
+    to_affine,
+    to_site,
+)
+
+
+def run(gm: fx.GraphModule) -> Iterator[Site]:
+    """Fold or replace every BatchNorm whose statistics are fixed."""
+    norms = list(module_calls(gm, *NORMS))
+    reasons = {node.name: _unfoldable(gm, node) for node, _ in norms}  # before anything moves
+    partners = {node.name: str(cast(fx.Node, node.args[0]).target) for node, _ in norms if node.args}
+    sites: dict[str, nn.Module] = {}
+    affines: dict[str, nn.Module] = {}
+    for node, bn in norms:
+        if fixed := bn_reason(bn):
+            yield Site(node.name, fixed)
+            continue
+        if why := reasons[node.name]:
+            _make_affine(gm, node, bn, affines)
+            yield Site(node.name, note=f"channel affine: {why}")
+            continue
+        conv = partners[node.name]
+        if conv not in sites:
+            sites[conv] = to_site(gm.get_submodule(conv), bn)
+            set_module(gm, conv, sites[conv])
+        node.replace_all_uses_with(cast(fx.Node, node.args[0]))
+        gm.graph.erase_node(node)
+        yield Site(node.name, note=scale_note(bn))
+
+
+def _unfoldable(gm: fx.GraphModule, node: fx.Node) -> str:
+    """Why this BatchNorm is not the only reader of a conv; "" if it is."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node) or source.op != "call_module":
+        return "no conv directly before it"
+    conv = gm.get_submodule(str(source.target))
+    if not isinstance(conv, CONV_TYPES):
+        return f"a {type(conv).__name__} stands before it, not a conv"
+    if why := conv_reason(conv):
+        return f"{source.target}: {why}"
+    for call in calls_of(gm, str(source.target)):
+        readers = list(call.users)
+        if [r.target for r in readers] != [node.target] or readers[0].op != "call_module":
+            return f"{source.target} has other readers"
+    return ""
+
+
+def _make_affine(
+    gm: fx.GraphModule, node: fx.Node, bn: nn.Module, done: dict[str, nn.Module]
+) -> None:
+    path = str(node.target)
+    if path not in done:
+        done[path] = to_affine(bn)
+        set_module(gm, path, done[path])
+
+
+PASS = Pass("fold_batchnorm", run, tolerance=1e-9)

@@ -1,0 +1,93 @@
+"""Freeze the model and give the chosen convs a MemFLoRA adapter.
+
+conv(x, W)   ->   FusedConv(x, W + a*(U o P))     P frozen, U trained; keeps q = conv1x1(x, P)
+conv(x, W)   ->   FusedConv(x, W)                 not chosen: frozen, keeps nothing
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import fx, nn
+
+from floorplan.driver import Pass, Site
+from floorplan.errors import FloorplanError
+from floorplan.fused import FusedConv
+from floorplan.sites import CONV_TYPES, conv_reason, is_depthwise, module_calls, set_module, to_site
+
+
+@dataclass(frozen=True)
+class Insert:
+    """Options of the pass; calling it runs it."""
+
+    rank: int = 2
+    sites: str = "auto"  # auto, all, pointwise, or globs over conv paths, comma-separated
+    seed: int = 0
+    train_head: bool = False
+
+    def __call__(self, gm: fx.GraphModule) -> Iterator[Site]:
+        gm.requires_grad_(False)
+        generator = torch.Generator().manual_seed(self.seed)
+        found = dict.fromkeys(str(n.target) for n, _ in module_calls(gm, FusedConv, *CONV_TYPES))
+        chosen = self._resolve(gm, list(found))
+        adapted = 0
+        for path in found:
+            site = _site_at(gm, path)
+            if isinstance(site, str):
+                yield Site(path, f"{site}; frozen as it is")
+            elif why := self._refuse(path, site, chosen):
+                yield Site(path, f"{why}; frozen")
+            else:
+                site.adapt(self.rank, generator)
+                adapted += 1
+                yield Site(path)
+        if not adapted:
+            raise FloorplanError(f"no conv was adapted ({len(found)} looked at with --sites {self.sites} "
+                                 f"--rank {self.rank}); try --sites all or a smaller rank")  # fmt: skip
+        if self.train_head:
+            _train_head(gm)
+
+    def _resolve(self, gm: fx.GraphModule, paths: list[str]) -> str:
+        if self.sites != "auto":
+            return self.sites
+        return "pointwise" if any(is_depthwise(gm.get_submodule(p)) for p in paths) else "ungrouped"
+
+    def _refuse(self, path: str, site: FusedConv, chosen: str) -> str:
+        pointwise = all(k == 1 for k in site.geo.kernel) and site.geo.groups == 1
+        width = site.in_channels // site.geo.groups
+        if is_depthwise(site):
+            return "depthwise: one input channel a group, so q would be as wide as the input"
+        if chosen == "pointwise" and not pointwise:
+            return "not a pointwise conv"
+        if chosen == "ungrouped" and site.geo.groups > 1:
+            return f"grouped ({site.geo.groups} groups); --sites all adapts it too"
+        globs = chosen not in ("pointwise", "ungrouped", "all")
+        if globs and not any(fnmatchcase(path, g.strip()) for g in chosen.split(",")):
+            return f"not matched by --sites {chosen}"
+        if self.rank >= width:
+            return f"rank {self.rank} is no smaller than its input width {width}"
+        return ""
+
+
+def _site_at(gm: fx.GraphModule, path: str) -> FusedConv | str:
+    m = gm.get_submodule(path)
+    if isinstance(m, FusedConv):
+        return m
+    if why := conv_reason(m):
+        return why
+    site = to_site(m)
+    set_module(gm, path, site)
+    return site
+
+
+def _train_head(gm: fx.GraphModule) -> None:
+    heads = [m for _, m in module_calls(gm, nn.Linear)]
+    if not heads:
+        raise FloorplanError("--train-head: the model has no Linear layer; leave the option out")
+    heads[-1].requires_grad_(True)
+
+
+def memflora(rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False) -> Pass:
+    """The pass with its options set."""
+    return Pass("insert_memflora", Insert(rank, sites, seed, train_head), tolerance=1e-9)

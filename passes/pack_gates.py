@@ -1,0 +1,22 @@
+"""Let every two-valued activation keep one bit an element.
+
+    y = ReLU(z)  ->  y = PackedActivation(ReLU)(z)      keeps lo < z < hi instead of y
+
+Fused sites hold their activation themselves and are no activation nodes: they stay as they are.
+"""
+
+from collections.abc import Iterator
+
+from torch import fx
+
+from floorplan.compact import PackedActivation, activation_refusal, is_activation
+from floorplan.compact_swap import swap
+from floorplan.driver import Pass, Site
+
+
+def run(gm: fx.GraphModule) -> Iterator[Site]:
+    """Replace the activation modules of `gm` that have a gate."""
+    return swap(gm, is_activation, activation_refusal, PackedActivation.of)
+
+
+PASS = Pass("pack-gates", run)
