@@ -145,19 +145,22 @@ def _apply_torch(g: Tensor, packed: Tensor, inside: float, outside: float, out: 
 
 def _select(g: Tensor, m: Tensor, inside: float, outside: float, out: Tensor) -> None:
     """out = g*inside where m (uint8, 0 or 1) is 1, else g*outside; out may be g."""
-    if inside and outside:
-        torch.where(m.view(torch.bool), g * inside, g * outside, out=out)
+    if not inside and not outside:
+        out.zero_()
         return
-    factor = inside or outside
-    if factor != 1.0:
-        g = torch.mul(g, factor, out=out)
-    # all ones where kept, all zeros elsewhere: clears inf and nan, needs no temporary of g's type
+    # all ones where the bit is set, all zeros elsewhere (the other way round if only `outside`
+    # counts): integer ops copy inf, nan and 1.0*g exactly and vectorize better than torch.where
     keep = m.view(torch.int8).neg_() if inside else m.view(torch.int8).sub_(1)
     ints = _INTS[g.element_size()]
-    if factor:
-        torch.bitwise_and(g.view(ints), keep, out=out.view(ints))
-    else:
-        out.zero_()
+    if inside and outside:
+        kept = g if inside == 1.0 else g * inside
+        other = (g if outside == 1.0 else g * outside).view(ints)
+        differ = (kept.view(ints) ^ other).bitwise_and_(keep)
+        torch.bitwise_xor(other, differ, out=out.view(ints))
+        return
+    factor = inside or outside
+    kept = g if factor == 1.0 else torch.mul(g, factor, out=out)
+    torch.bitwise_and(kept.view(ints), keep, out=out.view(ints))
 
 
 @torch.library.custom_op("floorplan::pack_fields", mutates_args=())

@@ -185,7 +185,7 @@ class PackedActivation(nn.Module):
             assert self.slope is not None
             slope = self.slope.to(z.dtype)
             y = _GatedPReLU.apply(z, slope) if keeps else F.prelu(z, slope)  # type: ignore[no-untyped-call]
-            return y  # type: ignore[no-any-return]
+            return y
         gate = gate_of(self.act) if keeps else ""
         if isinstance(gate, str):
             return self.act(z)  # type: ignore[no-any-return]
@@ -202,7 +202,7 @@ class _Gated(torch.autograd.Function):
         return act(z)  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
         return apply_gate(g, packed, ctx.layout, ctx.gate.inside, ctx.gate.outside), None, None
@@ -218,7 +218,7 @@ class _GatedPReLU(torch.autograd.Function):
         return F.prelu(z, slope)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         packed, slope = ctx.saved_tensors
         if g.dim() > 1:

@@ -104,7 +104,7 @@ class _Elements(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
         if ctx.fused:
@@ -125,7 +125,7 @@ class _Channels(torch.autograd.Function):
         return x * noise
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
         ones = torch.ones(ctx.shape, dtype=g.dtype, device=g.device)

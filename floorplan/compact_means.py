@@ -102,10 +102,10 @@ class _AvgPool(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *window: Any) -> Tensor:
         ctx.shape, ctx.layout, ctx.window = x.shape, layout_of(x), window
         pool = F.avg_pool2d if len(window[0]) == 2 else F.avg_pool3d
-        return pool(x, *window)  # type: ignore[no-any-return,operator]
+        return pool(x, *window)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         dims = len(ctx.window[0])
         op = aten.avg_pool2d_backward if dims == 2 else aten.avg_pool3d_backward
@@ -158,7 +158,7 @@ class _AdaptiveAvgPool(torch.autograd.Function):
         return (F.adaptive_avg_pool2d if len(size) == 2 else F.adaptive_avg_pool3d)(x, size)  # type: ignore[arg-type]
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         like = _stand_in(g, ctx.shape, ctx.layout if ctx.dims == 2 else 0)
         two, three = aten._adaptive_avg_pool2d_backward, aten._adaptive_avg_pool3d_backward

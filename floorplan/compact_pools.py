@@ -70,7 +70,7 @@ def compact_pool(module: nn.Module) -> nn.Module:
     return (ShapeAvgPool if type(module) in AVG_POOLS else ShapeAdaptiveAvgPool).of(module)
 
 
-def _fewest_bits(positions: int) -> int:
+def fewest_bits(positions: int) -> int:
     return next(b for b in (1, 2, 4, 8) if positions <= 1 << b)
 
 
@@ -135,14 +135,15 @@ class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: list[int], stride: list[int], padding: list[int],
                 dilation: list[int], ceil_mode: bool) -> Tensor:  # fmt: skip
-        ctx.window = (kernel, stride, padding, dilation, ceil_mode, _fewest_bits(math.prod(kernel)))
+        ctx.window = (kernel, stride, padding, dilation, ceil_mode, fewest_bits(math.prod(kernel)))
         ctx.shape, ctx.layout = x.shape, layout_of(x)
+        y: Tensor
         y, packed = max_pool(x, *ctx.window)
         ctx.save_for_backward(packed)
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
         gx = max_pool_backward(g, packed, ctx.shape, ctx.layout, *ctx.window)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy
+import torch
 from torch import fx
 
 from floorplan import pillars
@@ -18,7 +19,6 @@ from floorplan.names import Namer
 from floorplan.symbols import Fakes
 
 AT_FLOOR, ABOVE_FLOOR, UNPROVEN = "AT_FLOOR", "ABOVE_FLOOR", "UNPROVEN"
-PACKED = ("floorplan::pack_", "floorplan.pack_")
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,11 @@ def prove(gm: fx.GraphModule, fakes: Fakes, run: Run, opaque: Mapping[str, str])
 
 def _entry(s: Saved, gm: fx.GraphModule, namer: Namer, opaque: Mapping[str, str]) -> Entry:
     size, shape = namer.expr(s.nbytes), [namer.expr(d) for d in s.shape]
-    packed = s.maker.startswith(PACKED)
+    packed = s.dtype == torch.uint8 and s.maker.startswith("floorplan.")
     if (plain := namer.product(size, shape, s.dtype.itemsize)) is not None:
         size = plain
     pillar = pillars.pillar_of(s, packed)
     verdict, reason = _judge(s, gm, namer, size, shape, packed, opaque)
-    elements = namer.at(sympy.prod(shape)) if shape else 1
     return Entry(
         node=s.node,
         op=s.op,
@@ -94,7 +93,7 @@ def _entry(s: Saved, gm: fx.GraphModule, namer: Namer, opaque: Mapping[str, str]
         owner=s.owner,
         shape=tuple(namer.show(d) for d in shape),
         dtype=str(s.dtype).removeprefix("torch."),
-        bits_per_element=_bits(s, packed, elements, namer),
+        bits_per_element=pillars.packed_bits(s, gm) if packed else 8.0 * s.dtype.itemsize,
         storage=s.storage,
         nbytes=namer.at(size),
         tensor_bytes=namer.at(namer.expr(s.tensor_bytes)),
@@ -106,12 +105,6 @@ def _entry(s: Saved, gm: fx.GraphModule, namer: Namer, opaque: Mapping[str, str]
         fix="" if verdict in ("floor", "apart") else pillars.fix_for(s, gm),
         hidden=s.hidden,
     )
-
-
-def _bits(s: Saved, packed: bool, elements: int, namer: Namer) -> float:
-    if not packed:
-        return float(8 * s.dtype.itemsize)
-    return 1.0 if "pack_gate" in s.maker else float(pillars.field_bits(s))
 
 
 def _judge(

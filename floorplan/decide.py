@@ -25,8 +25,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FX = os.path.join(_TORCH, "fx") + os.sep
-_OWN = frozenset(os.path.join(os.path.dirname(__file__), n) for n in ("decide.py", "tracer.py"))
-_OUTER = os.path.join(os.path.dirname(__file__), "trace.py")
+_HERE = os.path.dirname(__file__)
+_OWN = frozenset(os.path.join(_HERE, n) for n in ("decide.py", "proxies.py", "tracer.py"))
+_OUTER = os.path.join(_HERE, "trace.py")
 _ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -136,9 +137,10 @@ class Evaluator:
             self.running = False
         found = self.values[node]
         if isinstance(found, _Failed):
-            raise ValueBranch() if isinstance(found.error, _ON_VALUES) else Undecided(
-                f"cannot be decided on fake tensors: {type(found.error).__name__}: {found.error}"
-            ) from found.error
+            if isinstance(found.error, _ON_VALUES):
+                raise ValueBranch() from found.error
+            why = f"{type(found.error).__name__}: {found.error}"
+            raise Undecided(f"cannot be decided on fake tensors: {why}") from found.error
         return found
 
     def scalar(self, node: fx.Node, kind: type) -> Any:
@@ -154,7 +156,7 @@ class Evaluator:
 
     def _run(self, n: fx.Node) -> Any:
         try:
-            args, kwargs = map_arg((n.args, n.kwargs), self._load)  # type: ignore[arg-type]
+            args, kwargs = map_arg((n.args, n.kwargs), self._load)
             return self._call(n, args, kwargs)
         except Exception as e:
             return _Failed(e)

@@ -91,7 +91,7 @@ class Namer:
     def formula(self, size: sympy.Expr, shape: list[sympy.Expr], itemsize: int) -> str:
         """Bytes as a readable product: 4*B*r*H1*W1, ceil(B*C3*H1*W1/8)."""
         dims = [self._alias(d) for d in shape]
-        if size != itemsize * sympy.prod(shape):
+        if size != itemsize * sympy.prod(shape) or (len(shape) == 1 and shape[0].args):
             return self._pretty(size)
         number = itemsize * sympy.prod([d for d in dims if d.is_number])
         rest = [str(d) if d.is_Symbol else f"({d})" for d in dims if not d.is_number]

@@ -1,7 +1,10 @@
 """Why a tensor is kept, and what would remove it: tables keyed by the kind of node."""
 
+import math
+
 from torch import fx, nn
 
+from floorplan.compact_pools import PackedMaxPool, fewest_bits
 from floorplan.fused import ChannelAffine, FusedConv
 from floorplan.ledger import Saved
 
@@ -52,9 +55,10 @@ def site_groups(s: Saved, gm: fx.GraphModule) -> int | None:
     return site.geo.groups if isinstance(site, FusedConv) and site.rank else None
 
 
-def field_bits(s: Saved) -> int:
-    """Bits of one packed pool offset; the packing op divides a byte evenly."""
-    return 8
+def packed_bits(s: Saved, gm: fx.GraphModule) -> float:
+    """Bits an element: one of a gate or a dropout decision, as many as the offsets of a max-pool need."""
+    pool = gm.get_submodule(s.module) if s.module else None
+    return float(fewest_bits(math.prod(pool.kernel))) if isinstance(pool, PackedMaxPool) else 1.0
 
 
 _FIX = {

@@ -2,27 +2,26 @@
 
     model, example inputs   ->   Traced(gm, notes, opaque, lines)
 
-torch.nn layers are nodes; everything else is traced through. What cannot be is called as a whole and
-listed in `opaque`. If that is the root, the graph is one call of the submodule `model`, and only then
-do the state_dict keys change (they get the prefix `model.`).
+torch.nn layers are nodes; everything else is traced through. What cannot be is called as a whole
+and listed in `opaque`. If that is the root, the graph is one call of the submodule `model`, and
+only then do the state_dict keys change (they get the prefix `model.`).
 """
 
 import copy
 import inspect
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
-from unittest.mock import patch
 
 import torch
-import torch.utils.checkpoint
 from torch import fx, nn
 
 from floorplan.decide import ValueBranch
 from floorplan.errors import TraceError
-from floorplan.tracer import Tracer, leaf_reason, reason_of, refuse_checkpoints
+from floorplan.leaves import leaf_reason
+from floorplan.trace_state import complete, no_checkpoints, tidy, untouched
+from floorplan.tracer import Tracer, reason_of
 
 ROOT = "model"  # where a root that cannot be traced is put
 
@@ -33,7 +32,7 @@ class Traced:
 
     gm: fx.GraphModule
     notes: tuple[str, ...] = ()  # assumptions and losses, one line each
-    opaque: dict[str, str] = field(default_factory=dict)  # module path -> why it is called as a whole
+    opaque: dict[str, str] = field(default_factory=dict)  # module path -> why it is one node
     lines: dict[str, str] = field(default_factory=dict)  # node name -> "file.py:123"
 
 
@@ -57,11 +56,11 @@ def trace(model: nn.Module, inputs: Sequence[Any], *, both_modes: bool = False) 
     """
     lazy = [n for n, p in model.named_parameters() if nn.parameter.is_lazy(p)]
     if lazy:
-        raise TraceError(f"forward: {lazy[0]} has no size yet; run one batch through the model first")
-    if isinstance(model, fx.GraphModule) and not leaf_reason(model):
+        raise TraceError(f"forward: {lazy[0]} has no size yet; run one batch through it first")
+    if isinstance(model, fx.GraphModule) and (not leaf_reason(model) or _exported(model)):
         gm = fx.GraphModule(model, copy.deepcopy(model.graph), type(model).__name__)
-        _complete(gm, model)
-        return Traced(gm)
+        complete(gm, model)
+        return Traced(gm, ("torch.export's checks of the inputs are left out",) * _exported(model))
     flags = {m: m.training for m in model.modules()}
     try:
         traced = _both(model, inputs, set(flags.values())) if both_modes else _once(model, inputs)
@@ -69,8 +68,14 @@ def trace(model: nn.Module, inputs: Sequence[Any], *, both_modes: bool = False) 
         for m, flag in flags.items():
             m.training = flag
     if traced.opaque.get(ROOT) is None or traced.gm.get_submodule(ROOT) is not model:
-        _complete(traced.gm, model)
+        complete(traced.gm, model)
     return traced
+
+
+def _exported(model: nn.Module) -> bool:
+    """Whether the only hooks are the input checks that torch.export adds."""
+    hooks = [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]
+    return bool(hooks) and all(h.__module__.startswith("torch.export.") for h in hooks)
 
 
 def _both(model: nn.Module, inputs: Sequence[Any], flags: set[bool]) -> Traced:
@@ -99,7 +104,7 @@ def _both(model: nn.Module, inputs: Sequence[Any], flags: set[bool]) -> Traced:
             return Traced(base.gm, tuple(notes), opaque, base.lines)
     note = f"forward differs between train and eval mode (first difference: {failed})"
     was = runs[False]
-    return Traced(was.gm, (*was.notes, f"{note}; the eval-mode graph is used"), was.opaque, was.lines)
+    return replace(was, notes=(*was.notes, f"{note}; the eval-mode graph is used"))
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,9 @@ def _same_attribute(m: fx.Node, n: fx.Node) -> bool:
     return x is y or (isinstance(x, torch.Tensor) and x.shape == y.shape and torch.equal(x, y))
 
 
-def _unequal(a: Any, b: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
+def _unequal(
+    a: Any, b: Any, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
     if isinstance(a, fx.Node) and isinstance(b, fx.Node):
         if a.name != b.name:
             yield path, a, b
@@ -192,9 +199,10 @@ def _once(model: nn.Module, inputs: Sequence[Any]) -> Traced:
     try:
         if reason:
             return _whole(model, names, reason)
-        with _untouched(model) as changed, _no_checkpoints(tracer):
+        with untouched(model) as changed, no_checkpoints(tracer):
             graph = tracer.trace(model)
             graph._tracer_cls = None
+            tidy(graph, tracer.lines)
             gm = fx.GraphModule(model, graph, type(model).__name__)
     except ValueBranch as e:
         todo = "give that part a module of its own, or decide it when the model is built"
@@ -222,63 +230,7 @@ def _arguments(model: nn.Module, count: int) -> list[str]:
         elif p.kind is p.VAR_POSITIONAL:
             names += [f"{p.name}_{i}" for i in range(count - len(names))]
         elif p.default is p.empty and p.kind is not p.VAR_KEYWORD:
-            raise TraceError(f"forward: needs `{p.name}`, but only {count} inputs are given; add it")
+            raise TraceError(f"forward: needs `{p.name}`, but {count} inputs are given; add it")
     if len(names) < count:
-        raise TraceError(f"forward: takes {len(names)} inputs, but {count} are given; leave some out")
+        raise TraceError(f"forward: takes {len(names)} inputs, {count} are given; leave some out")
     return names
-
-
-@contextmanager
-def _no_checkpoints(tracer: Tracer) -> Iterator[None]:
-    """Make activation checkpointing, which fx would inline in silence, refuse to be traced."""
-    module = torch.utils.checkpoint
-    generator = "_checkpoint_without_reentrant_generator"
-    refuse = refuse_checkpoints(tracer, getattr(module, generator))
-    refuse_old = refuse_checkpoints(tracer, module.CheckpointFunction.apply)
-    with patch.object(module, generator, refuse):
-        with patch.object(module.CheckpointFunction, "apply", refuse_old):
-            yield
-
-
-_DICTS = ("_parameters", "_buffers", "_modules")
-
-
-@contextmanager
-def _untouched(model: nn.Module) -> Iterator[list[str]]:
-    """Undo what the forward assigns to the model's attributes while it is traced; lists it."""
-    before = {
-        m: (dict(m.__dict__), *(dict(m.__dict__[d]) for d in _DICTS)) for m in model.modules()
-    }
-    paths = {m: n for n, m in model.named_modules()}
-    changed: list[str] = []
-    try:
-        yield changed
-    finally:
-        for m, saved in before.items():
-            stores = (m.__dict__, *(m.__dict__[d] for d in _DICTS))
-            for store, old in zip(stores, saved, strict=True):
-                for k in [k for k in store if k not in old or store[k] is not old[k]]:
-                    if not k.startswith("_tensor_constant"):
-                        what = ".".join(p for p in (paths[m], k) if p)
-                        changed.append(f"forward assigns to {what}, which the graph does not")
-                    store.pop(k)
-                store.update({k: v for k, v in old.items() if k not in store})
-
-
-def _complete(have: nn.Module, want: nn.Module) -> None:
-    """Give a traced module what the original has and the graph does not use; mode and keys agree."""
-    if have is want:
-        return
-    have.training = want.training
-    for name, p in want._parameters.items():
-        if name not in have._parameters:
-            have.register_parameter(name, p)
-    for name, b in want._buffers.items():
-        if name not in have._buffers:
-            have.register_buffer(name, b)
-    have._non_persistent_buffers_set |= want._non_persistent_buffers_set
-    for name, child in want._modules.items():
-        if child is not None and name in have._modules:
-            _complete(cast(nn.Module, have._modules[name]), child)
-        elif not hasattr(have, name):
-            have.add_module(name, child)

@@ -1,20 +1,18 @@
 """The symbolic tracer: keeps in-place ops, decides on sizes, leaves the untraceable as leaves.
 
-    y += x          ->   operator.iadd(y, x)          fx alone records an out-of-place add
-    x[:, 1:] = v    ->   operator.setitem(x, …, v)    fx alone fails
-    forward fails   ->   call_module, in `opaque` with the reason
+y += x          ->   operator.iadd(y, x)          fx alone records an out-of-place add
+x[:, 1:] = v    ->   operator.setitem(x, …, v)    fx alone fails
+forward fails   ->   call_module, in `opaque` with the reason
 """
 
 import collections
 import dataclasses
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, KeysView, Sequence
 from types import FrameType
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.utils import parametrize
 
 from floorplan.decide import (
     Evaluator,
@@ -27,97 +25,8 @@ from floorplan.decide import (
     source_line,
     user_frame,
 )
-
-_NEUTRAL = frozenset(  # methods that a subclass may change without changing what a call computes
-    """__init__ __repr__ extra_repr reset_parameters _init_weights train eval state_dict __doc__
-    __module__ __annotations__ __qualname__ __constants__ __static_attributes__ __firstlineno__
-    __parameters__ __orig_bases__ __annotate_func__ __annotations_cache__ _version""".split()
-)
-_PROXY_FIELDS = frozenset(("tracer", "node", "root", "attr", "_node"))
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-
-
-class Refusal(Exception):
-    """Why a module's forward must not be traced through."""
-
-
-def leaf_reason(m: nn.Module) -> str:
-    """Why a module has to be called as a whole, whatever its class; "" if it need not."""
-    if parametrize.is_parametrized(m):
-        return "its weight is parametrized (torch.nn.utils.parametrize)"
-    for hook in m._forward_pre_hooks.values():
-        if (kind := type(hook).__name__) in ("WeightNorm", "SpectralNorm"):
-            return f"its weight is recomputed by old-style {kind}"
-    if m._forward_hooks or m._forward_pre_hooks:
-        return "it has forward hooks"
-    if m._backward_hooks or m._backward_pre_hooks:
-        return "it has backward hooks"
-    if "forward" in m.__dict__ and not isinstance(m, fx.GraphModule):
-        return "its forward is patched on the instance"
-    return "it is a TorchScript module" if isinstance(m, torch.jit.ScriptModule) else ""
-
-
-def _torch_class(cls: type) -> bool:
-    return cls.__module__.startswith(("torch.nn", "torch.ao.nn"))
-
-
-def is_plain_leaf(m: nn.Module) -> bool:
-    """Whether a call of m computes what a torch.nn layer (or one of floorplan's) computes."""
-    kinds = type(m).__mro__
-    if kinds[0].__module__.startswith("floorplan."):
-        return True
-    base = next(k for k in kinds if _torch_class(k))
-    if base is nn.Module or isinstance(m, _CONTAINERS):
-        return False
-    own = {n for k in kinds[: kinds.index(base)] for n in vars(k)} - _NEUTRAL
-    return not any(callable(getattr(base, n, None)) for n in own)
-
-
-class _Asks:
-    """What tracing adds to an fx proxy: questions about sizes, and in-place syntax."""
-
-    def __getattr__(self, k: str) -> "_Attribute":
-        return _Attribute(cast(fx.Proxy, self), k)
-
-    def __setattr__(self, k: str, v: Any) -> None:
-        if k not in _PROXY_FIELDS:
-            raise Refusal(f"sets the attribute `{k}` of a tensor")
-        object.__setattr__(self, k, v)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        cast(Any, self).tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
-
-    def __len__(self) -> int:
-        return cast(int, cast(Any, self).tracer.length(self))
-
-    def __int__(self) -> int:
-        return cast(int, cast(Any, self).tracer.number(self, int))
-
-    def __float__(self) -> float:
-        return cast(float, cast(Any, self).tracer.number(self, float))
-
-    def __index__(self) -> int:
-        return cast(int, cast(Any, self).tracer.number(self, operator.index))
-
-
-def _inplace(name: str) -> Callable[[Any, Any], Any]:
-    def method(self: Any, other: Any) -> Any:
-        target = getattr(operator, name)
-        return self.tracer.create_proxy("call_function", target, (self, other), {})
-
-    return method
-
-
-for _name in "iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift".split():
-    setattr(_Asks, f"__{_name}__", _inplace(_name))
-
-
-class _Proxy(_Asks, fx.Proxy):
-    """A traced value."""
-
-
-class _Attribute(_Asks, fx.proxy.Attribute):
-    """An attribute of a traced value; a node only once it is used."""
+from floorplan.leaves import Refusal, is_plain_leaf, leaf_reason
+from floorplan.proxies import Proxy
 
 
 def _context() -> tuple[Any, ...]:
@@ -162,7 +71,7 @@ class Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """The proxy of a node."""
-        return _Proxy(node, self)
+        return Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """torch.nn layers, floorplan's own, and what must not be looked into."""
@@ -304,21 +213,22 @@ class Tracer(fx.Tracer):
             self._note(user_frame(), f"loop unrolled {n} times for input sizes {sizes}")
         if isinstance(value, Tensor):
             obj = cast(fx.Proxy, torch.unbind(cast(Any, obj)))
-        if isinstance(value, dict):
+        if isinstance(value, dict | KeysView):
             return iter(list(value))
-        if node.op == "call_method" and node.target in ("keys", "items", "values"):
+        if node.op == "call_method" and node.target in ("items", "values"):
             owner = self.proxy(cast(fx.Node, node.args[0]))
             keys = list(self.evaluator.value(owner.node))
-            each = {"keys": lambda k: k, "items": lambda k: (k, owner[k]), "values": lambda k: owner[k]}
-            return iter([each[str(node.target)](k) for k in keys])
-        return iter([obj[i] for i in range(len(value))])
+            pairs = [(k, cast(Any, owner)[k]) for k in keys]
+            return iter(pairs if node.target == "items" else [v for _, v in pairs])
+        return iter([cast(Any, obj)[i] for i in range(len(value))])
 
 
 def _rank_only(node: fx.Node) -> bool:
     """Whether a decision looks at nothing but numbers of dimensions."""
     inputs = node.all_input_nodes
     return bool(inputs) and all(
-        (n.op == "call_method" and n.target == "dim") or (n.target is getattr and n.args[1] == "ndim")
+        (n.op == "call_method" and n.target == "dim")
+        or (n.target is getattr and n.args[1] == "ndim")
         for n in inputs
     )
 
@@ -344,4 +254,3 @@ def refuse_checkpoints(tracer: Tracer, real: Callable[..., Any]) -> Callable[...
 
 def _checkpointed() -> NoReturn:
     raise Refusal("uses activation checkpointing")
-

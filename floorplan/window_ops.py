@@ -17,7 +17,7 @@ from torch import Tensor
 from floorplan.bits import layout_of, pack_fields, unpack_fields
 
 aten = torch.ops.aten
-CHUNK = 1 << 18  # outputs at a time
+CHUNK = 1 << 16  # outputs at a time, one sample at least: 2 MB of temporaries
 
 
 def _chunks(samples: int, each: int) -> Iterator[slice]:

@@ -18,4 +18,4 @@ def run(gm: fx.GraphModule) -> Iterator[Site]:
     return swap(gm, is_dropout, dropout_refusal, PackedDropout.of)
 
 
-PASS = Pass("compact-dropout", run)
+PASS = Pass("compact_dropout", run)

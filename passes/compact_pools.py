@@ -18,4 +18,4 @@ def run(gm: fx.GraphModule) -> Iterator[Site]:
     return swap(gm, is_pool, pool_refusal, compact_pool)
 
 
-PASS = Pass("compact-pools", run)
+PASS = Pass("compact_pools", run)

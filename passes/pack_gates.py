@@ -19,4 +19,4 @@ def run(gm: fx.GraphModule) -> Iterator[Site]:
     return swap(gm, is_activation, activation_refusal, PackedActivation.of)
 
 
-PASS = Pass("pack-gates", run)
+PASS = Pass("pack_gates", run)

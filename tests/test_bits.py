@@ -1,6 +1,7 @@
 """Bits: packing, unpacking and gating, on the CPU path and on the path of other devices."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def laid_out(z: Tensor, layout: int) -> Tensor:
 def symbolic(device: str, layout: int) -> tuple[FakeTensorMode, Tensor]:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     z = laid_out(torch.empty(7, 5, 11, 13, device=device), layout)
-    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 4)
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 4)
     return mode, mode.from_tensor(z, symbolic_context=context)
 
 
@@ -129,7 +130,7 @@ def test_symbolic_shapes_add_no_guards(device: str, layout: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from([1, 2, 4, 8]), st.lists(st.integers(0, 255), max_size=70))
 def test_fields_round_trip(width: int, values: list[int]) -> None:
-    v = torch.tensor(values, dtype=torch.uint8) % 2**width
+    v = torch.tensor([n % 2**width for n in values], dtype=torch.uint8)
     packed = pack_fields(v, width)
     assert packed.numel() == math.ceil(len(values) * width / 8)
     assert torch.equal(packed, bits._pack_torch(v, width))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from floorplan.bits import layout_of
 from floorplan.compact import (
-    Gate,
     PackedActivation,
     PackedDropout,
     PackedMaxPool,
@@ -24,7 +24,6 @@ from floorplan.compact import (
     gate_of,
 )
 from floorplan.compact_pools import compact_pool
-from floorplan.window_ops import max_pool
 
 
 def frozen_prelu(channels: int) -> nn.PReLU:
@@ -134,21 +133,6 @@ def test_refusals_name_a_way_out(act: nn.Module, word: str) -> None:
         PackedActivation.of(act)
 
 
-def test_gate_table() -> None:
-    assert gate_of(nn.ReLU()) == Gate(0.0, math.inf, False, 1.0, 0.0)
-    assert gate_of(nn.ReLU6()) == Gate(0.0, 6.0, False, 1.0, 0.0)
-    assert gate_of(nn.Softshrink(0.5)) == Gate(-0.5, 0.5, True, 0.0, 1.0)
-    assert isinstance(gate_of(frozen_prelu(3)), str) and not activation_refusal(frozen_prelu(3))
-
-
-def test_subclass_is_not_taken_for_its_parent() -> None:
-    class Odd(nn.ReLU):
-        def forward(self, x: Tensor) -> Tensor:
-            return x * x
-
-    assert isinstance(gate_of(Odd()), str)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_max_pool_geometry(data: st.DataObject) -> None:
@@ -198,20 +182,6 @@ def test_max_pool_chunks_join_without_seams(monkeypatch: pytest.MonkeyPatch) -> 
     for kernel in (2, 3):  # 75 offsets a sample: no whole byte
         pool = nn.MaxPool2d(kernel, 2, 1)
         same(pool, compact_pool(pool), torch.randn(7, 3, 9, 9, dtype=torch.float64))
-
-
-def test_max_pool_holds_no_whole_index_map() -> None:
-    from torch.profiler import ProfilerActivity, profile
-
-    x = torch.randn(64, 8, 64, 64)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p:
-        y, packed = max_pool(x, [2, 2], [2, 2], [0, 0], [1, 1], False, 2)
-    now = peak = 0
-    for event in p.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
-    assert y.nbytes + packed.nbytes <= peak < y.nbytes + packed.nbytes + 8 * y.numel()
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -305,15 +275,14 @@ def test_symbolic_run(module: nn.Module, device: str, last: bool) -> None:
     slope = isinstance(module, PackedActivation) and module.slope is not None
     sizes = [DimDynamic.STATIC if slope and i == 1 else DimDynamic.DYNAMIC for i in range(4)]
     x = mode.from_tensor(real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
-    module = module.to(device)
+    copy = deepcopy(module).to(device)
     with mode:
-        y, saved = kept(module, x.requires_grad_())
+        y, saved = kept(copy, x.requires_grad_())
         (gx,) = torch.autograd.grad(y, x, torch.empty_like(y))
     assert gx.shape == x.shape
     assert all(
         not isinstance(n, int) for i, n in enumerate(gx.shape) if sizes[i] != DimDynamic.STATIC
     )
-    module = module.to("cpu")
     real = torch.randn(7, 5, 11, 13).to(
         memory_format=torch.channels_last if last else torch.preserve_format
     )

@@ -1,0 +1,254 @@
+"""The zoo: for every model, is what was predicted what is measured, before and after the rewrite?
+
+    python benchmarks/zoo.py [--family torchvision|timm|examples|all] [--only NAME] [--jobs 2]
+
+Each model runs in a process of its own, in train and in eval mode, at batch 2 and 3, as it stands and
+adapted at rank 2. Results go to benchmarks/results/zoo.json (models that were not run keep their rows)
+and, as tables, to docs/zoo.md.
+"""
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import torch  # noqa: E402
+import zoo_models  # noqa: E402
+import zoo_table  # noqa: E402
+from torch import Tensor, fx, nn  # noqa: E402
+
+RESULTS, TABLES = ROOT / "benchmarks" / "results" / "zoo.json", ROOT / "docs" / "zoo.md"
+RANK, FULL_BATCH = 2, 8
+PRELOAD = ("torch", "torchvision", "timm", "sympy", "torch._dynamo")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found for one model; bytes at batch 8 and the model's usual image size."""
+
+    family: str
+    name: str
+    shape: tuple[int, ...] = ()  # of the images that were run for real, without batch
+    error: str = ""  # one line: where it stopped and why
+    checks: int = 0  # pairs of predicted and measured figures that were compared
+    unequal: tuple[str, ...] = ()  # those that differ
+    saved_before: int | None = None
+    saved_after: int | None = None
+    verdict_before: str = ""
+    verdict_after: str = ""
+    guilty: dict[str, int] = field(default_factory=dict)  # op -> saved tensors above the floor
+    opaque: dict[str, str] = field(default_factory=dict)
+    init_difference: float | None = None
+    seconds: float = 0.0
+
+
+def study(family: str, name: str, proofs: bool, keep: Any) -> None:
+    """Fill the row of one model, handing over what is known at every step."""
+    row, start, step = Row(family, name), time.monotonic(), "build"
+
+    def put(**known: Any) -> None:
+        nonlocal row
+        row = replace(row, **known, seconds=round(time.monotonic() - start, 1))
+        keep(row)
+
+    try:
+        sample = zoo_models.build(family, name)
+        put(shape=sample.shape)
+        step = "rewrite"
+        adapted, opaque = rewritten(sample.model, sample.shape)
+        put(opaque=opaque)
+        step = "difference at initialisation"
+        put(init_difference=difference(adapted, sample.model, batch_of(2, sample.shape)))
+        for step, found in compared(sample.model, adapted, sample.shape, proofs):
+            put(checks=row.checks + 1, unequal=(*row.unequal, *([found] if found else ())))
+        if proofs:
+            for step, known in proved(sample.model, adapted, batch_of(FULL_BATCH, sample.full)):
+                put(**known)
+    except Exception as e:  # a model that fails is a row, not the end of the run
+        put(error=f"{step}: {type(e).__name__}: {' '.join(str(e).split())[:400]}")
+
+
+def batch_of(n: int, shape: Sequence[int]) -> Tensor:
+    """Seeded random images."""
+    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(n))
+
+
+def rewritten(model: nn.Module, shape: Sequence[int]) -> tuple[fx.GraphModule, dict[str, str]]:
+    """The adapted graph, and the modules that could not be traced."""
+    from floorplan import driver, passes
+    from floorplan.passes.insert_memflora import memflora
+    from floorplan.trace import trace
+
+    traced = trace(model, (batch_of(2, shape),), both_modes=True)
+    line = passes.pipeline(memflora(RANK, "auto", 0, False))
+    gm, _ = driver.rewrite(traced.gm, line, lambda p, before, after: None)
+    return gm, traced.opaque
+
+
+def difference(adapted: nn.Module, source: nn.Module, x: Tensor) -> float:
+    """Largest difference of the outputs in eval mode, over the largest output."""
+    from floorplan.storage import tensors_in
+    from floorplan.verify import relative_error
+
+    with torch.no_grad():
+        got, want = (list(tensors_in(m.eval()(x))) for m in (adapted, source))
+    if len(got) != len(want):
+        return float("inf")
+    return max(relative_error(a, b) for a, b in zip(got, want, strict=True))
+
+
+def compared(
+    model: nn.Module, adapted: fx.GraphModule, shape: Sequence[int], everything: bool
+) -> Iterator[tuple[str, str]]:
+    """(what is compared, "" or the figures that differ) for every mode, batch and side of the rewrite."""
+    from floorplan.errors import FloorplanError
+    from floorplan.measure import measure
+    from floorplan.trace import trace
+
+    cases = list(itertools.product(("train", "eval"), (2, 3), ("before", "after")))
+    for mode, batch, side in cases if everything else cases[:2]:
+        real, x = model if side == "before" else adapted, batch_of(batch, shape)
+        real.train(mode == "train")
+        gm = adapted if side == "after" else trace(model, (x,)).gm
+        where = f"{side}, {mode}, batch {batch}"
+        try:
+            yield where, differing(where, predict(gm, x), measure(real, (x,)))
+        except FloorplanError as e:
+            yield where, f"{where}: {e}"
+
+
+def predict(gm: fx.GraphModule, x: Tensor) -> Any:
+    """The exact figures, as `check` finds them, without the symbolic proof."""
+    from floorplan.ledger import run_graph
+    from floorplan.measure import figures
+    from floorplan.symbols import concrete_fakes
+
+    fakes = concrete_fakes(gm, (x,))
+    hooked = run_graph(fakes, hooks=True)
+    plain = run_graph(fakes, hooks=False, backward=True)
+    return figures(fakes.gm, hooked, plain, [x])
+
+
+def differing(where: str, predicted: Any, measured: Any) -> str:
+    """One line on the figures that differ, "" if none does."""
+    p, m = predicted.as_dict(), measured.as_dict()
+    p["saved = census"], m["saved = census"] = m["saved"], m["saved_census"]
+    lines = [f"{k} {p[k]:,} for {m[k]:,}" for k in p if p[k] != m[k]]
+    return f"{where}: {'; '.join(lines)}" if lines else ""
+
+
+def proved(
+    model: nn.Module, adapted: fx.GraphModule, x: Tensor
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Verdicts and saved bytes in train mode at the full size; values of x are not read."""
+    from floorplan.analyze import analyze
+    from floorplan.trace import trace
+
+    traced = trace(model.train(), (x,))
+    found = analyze(traced.gm, (x,), opaque=traced.opaque)
+    yield "proof", dict(saved_before=found.figures.saved, verdict_before=found.proof.verdict)
+    found = analyze(adapted.train(), (x,))
+    guilty = dict(Counter(e.op for e in found.proof.guilty).most_common())
+    known = dict(saved_after=found.figures.saved, verdict_after=found.proof.verdict, guilty=guilty)
+    yield "proof of the adapted model", known
+
+
+def _child(family: str, name: str, proofs: bool, pipe: Any) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    study(family, name, proofs, lambda row: pipe.send(asdict(row)))
+
+
+def in_process(family: str, name: str, proofs: bool, limit: float) -> Row:
+    """Study one model in its own process; what it had found when it died or timed out is kept."""
+    context = multiprocessing.get_context("forkserver")
+    receive, send = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(family, name, proofs, send))
+    start, row = time.monotonic(), Row(family, name)
+    child.start()
+    send.close()
+    error = f"stopped after {limit:.0f} s"
+    while (left := start + limit - time.monotonic()) > 0 and receive.poll(left):
+        try:
+            row = Row(**receive.recv())
+        except EOFError:
+            child.join(10)
+            error = "" if child.exitcode == 0 else f"the process ended with {child.exitcode}"
+            break
+    if child.is_alive():
+        child.kill()
+    child.join()
+    return replace(row, error=row.error or error)
+
+
+def read_rows(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Rows of an earlier run."""
+    if not path.exists():
+        return {}
+    rows = cast(list[dict[str, Any]], json.loads(path.read_text())["rows"])
+    return {(r["family"], r["name"]): r for r in rows}
+
+
+def write(results: Path, tables: Path, rows: dict[tuple[str, str], dict[str, Any]]) -> None:
+    """The JSON cache and the page made from it."""
+    order = {f: i for i, f in enumerate(zoo_models.FAMILIES)}
+    done = sorted(rows.values(), key=lambda r: (order[r["family"]], r["name"]))
+    document = {"schema": "floorplan.zoo/1", "versions": versions(), "rank": RANK, "rows": done}
+    results.parent.mkdir(exist_ok=True)
+    for path, text in ((results, json.dumps(document, indent=1)), (tables, zoo_table.page(document))):
+        draft = path.with_name(f".{path.name}.draft")
+        draft.write_text(text + "\n")
+        os.replace(draft, path)
+
+
+def versions() -> dict[str, str]:
+    """What the figures were made with."""
+    from importlib.metadata import version
+
+    return {n: version(n) for n in ("torch", "torchvision", "timm")}
+
+
+def main() -> int:
+    """Exit code 1 if a model failed or a figure differs."""
+    p = argparse.ArgumentParser(description="Predicted against measured, over many models.")
+    p.add_argument("--family", choices=[*zoo_models.FAMILIES, "all"], default="all")
+    p.add_argument("--only", action="append", metavar="NAME", help="this model (may be repeated)")
+    p.add_argument("--jobs", type=int, default=2, help="models at a time")
+    p.add_argument("--timeout", type=float, default=300, help="seconds a model")
+    p.add_argument("--missing", action="store_true", help="skip models whose rows are good")
+    p.add_argument("--quick", action="store_true", help="train mode, batch 2, no proofs; not written")
+    args = p.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
+    families = zoo_models.FAMILIES if args.family == "all" else (args.family,)
+    rows = read_rows(RESULTS)
+    good = {k for k, r in rows.items() if args.missing and not r["error"] and not r["unequal"]}
+    todo = [(f, n) for f in families for n in zoo_models.names(f) if (f, n) not in good]
+    todo = [t for t in todo if not args.only or t[1] in args.only]
+    failed = 0
+    with ThreadPoolExecutor(args.jobs) as pool:
+        run = pool.map(lambda t: in_process(*t, not args.quick, args.timeout), todo)
+        for i, row in enumerate(run, 1):
+            failed += bool(row.error or row.unequal)
+            print(f"[{i}/{len(todo)}] {zoo_table.line(asdict(row))}", file=sys.stderr, flush=True)
+            if not args.quick:
+                rows[row.family, row.name] = asdict(row)
+                write(RESULTS, TABLES, rows)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

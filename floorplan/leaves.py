@@ -1,0 +1,50 @@
+"""Which modules tracing calls as a whole: torch.nn layers, and what must not be looked into."""
+
+import torch
+from torch import fx, nn
+from torch.nn.utils import parametrize
+
+_NEUTRAL = frozenset(  # methods that a subclass may change without changing what a call computes
+    """__init__ __repr__ extra_repr reset_parameters _init_weights train eval state_dict __doc__
+    __module__ __annotations__ __qualname__ __constants__ __static_attributes__ __firstlineno__
+    __parameters__ __orig_bases__ __annotate_func__ __annotations_cache__ _version""".split()
+)
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class Refusal(Exception):
+    """Why a module's forward must not be traced through."""
+
+
+def leaf_reason(m: nn.Module) -> str:
+    """Why a module has to be called as a whole, whatever its class; "" if it need not."""
+    if isinstance(m, torch.jit.ScriptModule):
+        return "it is a TorchScript module"
+    if parametrize.is_parametrized(m):
+        return "its weight is parametrized (torch.nn.utils.parametrize)"
+    for hook in m._forward_pre_hooks.values():
+        if (kind := type(hook).__name__) in ("WeightNorm", "SpectralNorm"):
+            return f"its weight is recomputed by old-style {kind}"
+    if m._forward_hooks or m._forward_pre_hooks:
+        return "it has forward hooks"
+    if m._backward_hooks or m._backward_pre_hooks:
+        return "it has backward hooks"
+    if "forward" in m.__dict__ and not isinstance(m, fx.GraphModule):
+        return "its forward is patched on the instance"
+    return ""
+
+
+def _torch_class(cls: type) -> bool:
+    return cls.__module__.startswith(("torch.nn", "torch.ao.nn"))
+
+
+def is_plain_leaf(m: nn.Module) -> bool:
+    """Whether a call of m computes what a torch.nn layer (or one of floorplan's) computes."""
+    kinds = type(m).__mro__
+    if kinds[0].__module__.startswith("floorplan."):
+        return True
+    base = next(k for k in kinds if _torch_class(k))
+    if base is nn.Module or isinstance(m, _CONTAINERS):
+        return False
+    own = {n for k in kinds[: kinds.index(base)] for n in vars(k)} - _NEUTRAL
+    return not any(callable(getattr(base, n, None)) for n in own)

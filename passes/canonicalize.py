@@ -1,0 +1,210 @@
+"""One spelling an op: functions, methods and stateless modules become one kind of node each.
+
+    F.relu(x)  torch.relu(x)  x.relu()  ->  ReLU(x)          F.conv2d(x, self.w)  ->  Conv2d(x)
+    x.add_(y)  x += y                   ->  iadd(x, y)       nn.ZeroPad2d(1)      ->  F.pad(x, …)
+    F.dropout(x, p, training=flag)      ->  Dropout(x)       nn.Identity          ->  removed
+
+A node keeps its name. In-place stays in place, since other readers of the tensor see the change.
+"""
+
+import copy
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from floorplan.canonical import (
+    DROPOUTS,
+    FUNCTIONS,
+    METHODS,
+    PAD,
+    PAD_MODULES,
+    WEIGHTED,
+    Spelling,
+    parameters,
+)
+from floorplan.canonical_state import adopt
+from floorplan.driver import Pass, Site
+from floorplan.leaves import is_plain_leaf, leaf_reason
+from floorplan.sites import calls_of, free_path
+from floorplan.trace import TrainingFlag
+
+_DROPOUT_MODULES = tuple(dict.fromkeys(cast(Any, s.make) for s in DROPOUTS.values()))
+_ADD = Spelling(parameters("input other alpha=1"), nn.Identity)
+_FLATTEN = Spelling(parameters("input start_dim=0 end_dim=-1"), nn.Identity)
+_CAT = Spelling(parameters("tensors dim=0"), nn.Identity)
+_PAD = Spelling(PAD, nn.Identity)
+_SYNONYMS: dict[Any, Any] = {
+    torch.add: operator.add, "add": operator.add, "add_": operator.iadd,
+    torch.flatten: torch.flatten, "flatten": torch.flatten,
+    torch.cat: torch.cat, torch.concat: torch.cat, torch.concatenate: torch.cat,
+    F.pad: F.pad,
+}  # fmt: skip
+_NO_MODULE = ("sigmoid_", "tanh_", "clamp_", "clip_", "clamp_min_", "clamp_max_")
+
+
+def run(gm: fx.GraphModule) -> Iterator[Site]:
+    """Rewrite every node that has another spelling, in order."""
+    for node in list(gm.graph.nodes):
+        if node.op == "call_module":
+            found = _module(gm, node)
+        elif node.op in ("call_function", "call_method"):
+            found = _call(gm, node)
+        else:
+            continue
+        if found is not None:
+            yield Site(node.name, found)
+    for node in [n for n in gm.graph.nodes if _is_flag(gm, n) and not n.users]:
+        gm.graph.erase_node(node)
+
+
+def _is_flag(gm: fx.GraphModule, n: Any) -> bool:
+    if not isinstance(n, fx.Node) or n.op != "call_module":
+        return False
+    return isinstance(gm.get_submodule(str(n.target)), TrainingFlag)
+
+
+def _call(gm: fx.GraphModule, node: fx.Node) -> str | None:
+    """Rewrite a function or method; the reason if it cannot be, None if it is nothing of ours."""
+    t: Any = node.target
+    table: dict[Any, Any] = {**DROPOUTS, **WEIGHTED}
+    spelling = METHODS.get(t) if isinstance(t, str) else FUNCTIONS.get(t) or table.get(t)
+    try:
+        if t in _SYNONYMS:
+            return _rename(node, _SYNONYMS[t])
+        if getattr(t, "__name__", t) in _NO_MODULE:
+            return f"{getattr(t, '__name__', t)} works in place, and no module does"
+        if spelling is None:
+            return None
+        bound = spelling.bind(node.args, dict(node.kwargs))
+    except TypeError as e:
+        return f"{getattr(t, '__name__', t)} has {e}, which is not handled"
+    if not isinstance(bound.get("input"), fx.Node):
+        return "its input is not computed in the graph"
+    if t in DROPOUTS:
+        return _dropout(gm, node, spelling.make, bound)
+    if t in WEIGHTED:
+        return adopt(gm, node, spelling.make, bound, _flag_of(gm, bound.get("training", False)))
+    return _stateless(gm, node, spelling, bound)
+
+
+def _flag_of(gm: fx.GraphModule, flag: Any) -> Any:
+    """True, False, the TrainingFlag module, or None for a computed flag."""
+    if isinstance(flag, fx.Node):
+        return gm.get_submodule(str(flag.target)) if _is_flag(gm, flag) else None
+    return bool(flag)
+
+
+def _become(gm: fx.GraphModule, node: fx.Node, m: nn.Module, x: Any, owner: str = "") -> None:
+    """Turn a node into a call of a new module named after it."""
+    path = free_path(gm, f"{owner}.{node.name}" if owner else node.name)
+    gm.add_submodule(path, m)
+    node.op, node.target, node.args, node.kwargs = "call_module", path, (x,), {}
+
+
+def _stateless(gm: fx.GraphModule, node: fx.Node, s: Spelling, bound: dict[str, Any]) -> str:
+    x = bound.pop("input")
+    for name, value in bound.items():
+        computed: list[fx.Node] = []
+        fx.node.map_arg(value, computed.append)
+        if computed:
+            return f"{name} is computed while running ({computed[0].name})"
+    if bound.get("return_indices"):
+        return "it returns indices too"
+    if isinstance(bound.get("min", 0), bool) or isinstance(bound.get("max", 0), bool):
+        return "its bounds are not numbers"
+    m = s.make(**_plain(bound), **dict(s.fixed))
+    _become(gm, node, m.train(gm.training), x)
+    return ""
+
+
+def _plain(bound: dict[str, Any]) -> dict[str, Any]:
+    """Arguments without fx's own list and dict classes."""
+    return {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in bound.items()}
+
+
+def _dropout(
+    gm: fx.GraphModule, node: fx.Node, make: Callable[..., nn.Module], bound: dict[str, Any]
+) -> str:
+    flag, x = _flag_of(gm, bound["training"]), bound["input"]
+    if flag is None:
+        return f"training is computed while running ({bound['training'].name})"
+    if flag is True:
+        return "it drops in eval mode too (training=True)"
+    if isinstance(bound["p"], fx.Node):
+        return f"p is computed while running ({bound['p'].name})"
+    if flag is False or bound["p"] == 0:
+        node.replace_all_uses_with(x)
+        gm.graph.erase_node(node)
+        return ""
+    owner = str(bound["training"].target).rpartition(".")[0]
+    m = make(p=bound["p"], inplace=bound.get("inplace", False)).train(flag.training)
+    _become(gm, node, m, x, owner)
+    return ""
+
+
+def _rename(node: fx.Node, to: Any) -> str | None:
+    """Spell an add, a flatten, a concat or a pad in the one way."""
+    before = (node.op, node.target, node.args, dict(node.kwargs))
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = {}
+    if to in (operator.add, operator.iadd):
+        bound = _ADD.bind(node.args, dict(node.kwargs))
+        if not all(isinstance(bound[k], fx.Node) for k in ("input", "other")):
+            return None
+        if bound["alpha"] != 1:
+            return "it scales what it adds (alpha)"
+        args = (bound["input"], bound["other"])
+    elif to is torch.flatten:
+        bound = _FLATTEN.bind(node.args, dict(node.kwargs))
+        args = tuple(bound.values())
+    elif to is torch.cat:
+        named = {"dim" if k == "axis" else k: v for k, v in node.kwargs.items()}
+        bound = _CAT.bind(node.args, named)
+        args = tuple(bound.values())
+    else:
+        bound = _PAD.bind(node.args, dict(node.kwargs))
+        args, kwargs = (bound.pop("input"),), bound
+    if (node.op, node.target, node.args, dict(node.kwargs)) == ("call_function", to, args, kwargs):
+        return None
+    node.op, node.target, node.args, node.kwargs = "call_function", to, args, kwargs
+    return None if before == (node.op, node.target, node.args, dict(node.kwargs)) else ""
+
+
+def _module(gm: fx.GraphModule, node: fx.Node) -> str | None:
+    """Rewrite a module call; as in `_call`."""
+    m = gm.get_submodule(str(node.target))
+    if not is_plain_leaf(m) or isinstance(m, TrainingFlag):
+        return None
+    known = isinstance(m, (nn.Identity, *_DROPOUT_MODULES, *PAD_MODULES))
+    if why := leaf_reason(m):
+        return why if known else None
+    dead = isinstance(m, _DROPOUT_MODULES) and cast(Any, m).p == 0
+    x = node.args[0] if node.args else node.kwargs.get("input")
+    if (dead or type(m) is nn.Identity) and isinstance(x, fx.Node):
+        node.replace_all_uses_with(x)
+        gm.graph.erase_node(node)
+        return ""
+    if type(m) in PAD_MODULES and isinstance(x, fx.Node):
+        pad, value = cast(Any, m).padding, getattr(m, "value", None)
+        options = {"pad": tuple(pad), "mode": PAD_MODULES[type(m)], "value": value}
+        node.op, node.target, node.args, node.kwargs = "call_function", F.pad, (x,), options
+        return ""
+    return _own_instance(gm, node, m)
+
+
+def _own_instance(gm: fx.GraphModule, node: fx.Node, m: nn.Module) -> str | None:
+    """Give a later call of a stateless module an instance of its own."""
+    stateful = next(m.parameters(), None) is not None or next(m.buffers(), None) is not None
+    if stateful or calls_of(gm, str(node.target))[0] is node:
+        return None
+    path = free_path(gm, str(node.target))
+    gm.add_submodule(path, copy.deepcopy(m))
+    node.target = path
+    return ""
+
+
+PASS = Pass("canonicalize", run)

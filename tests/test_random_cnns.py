@@ -1,0 +1,188 @@
+"""Random small CNNs through everything: ledger against reality, the rewrite against plain autograd."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, note, settings
+from hypothesis import strategies as st
+from random_cnns import networks
+from random_layers import batch, network
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+
+import floorplan
+from floorplan.errors import FloorplanError
+from floorplan.fused import FusedConv
+from floorplan.verify import randomize_adapters
+
+Spec = dict[str, Any]
+SHARDS, EXAMPLES = 6, 52
+PROFILE = settings(
+    derandomize=True, deadline=None, database=None, max_examples=EXAMPLES,
+    suppress_health_check=list(HealthCheck), print_blob=False,
+)  # fmt: skip
+
+
+def tensors(out: Any) -> list[Tensor]:
+    """The outputs of a network."""
+    return list(out) if isinstance(out, tuple) else [out]
+
+
+def gap(got: Tensor, want: Tensor) -> float:
+    """Largest difference over the largest entry wanted."""
+    assert got.shape == want.shape
+    scale = float(want.abs().max())
+    return float((got - want).abs().max()) / (scale if scale > 1e-30 else 1.0)
+
+
+def loss(out: Any, seed: int = 3) -> Tensor:
+    """A fixed random weighting of the outputs."""
+    g = torch.Generator().manual_seed(seed)
+    terms = [(t * torch.randn(t.shape, generator=g, dtype=torch.float64).to(t)).sum() for t in tensors(out)]
+    return torch.stack(terms).sum()
+
+
+def trains(spec: Spec) -> bool:
+    """Whether plain torch can run a step of the model, every parameter trained."""
+    model = network(spec).requires_grad_(True)
+    try:
+        loss(model(batch(spec))).backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+def adapted_convs(gm: nn.Module, source: nn.Module) -> dict[str, FusedConv]:
+    """Each adapted conv of the source, by its path; twins of a shared conv hold the same U."""
+    found: dict[int, tuple[str, FusedConv]] = {}
+    for path, m in gm.named_modules():
+        if isinstance(m, FusedConv) and m.U is not None:
+            found.setdefault(id(m.U), (path, m))
+    sites = dict(found.values())
+    for path, site in sites.items():
+        assert source.get_submodule(path).get_parameter("weight").shape == site.weight.shape
+    return sites
+
+
+def branch(site: FusedConv, u: Tensor) -> Tensor:
+    """U after P as one conv weight, group by group: the two-branch form of MemFLoRA multiplied out."""
+    p = site.P
+    if site.geo.transposed:  # weight (I, O/g, *k), U (g, r, O/g, *k)
+        return torch.cat([torch.einsum("ro...,ri->io...", u[j], p[j]) for j in range(len(p))])
+    parts = u.chunk(len(p), dim=0)
+    return torch.cat([torch.einsum("or...,ri->oi...", part, p[j]) for j, part in enumerate(parts)])
+
+
+def reference(source: nn.Module, gm: nn.Module, x: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Outputs and gradients of every U by plain autograd on the source model in eval mode."""
+    plain = copy.deepcopy(source).eval().requires_grad_(False)
+    sites = adapted_convs(gm, plain)
+    us = {path: site.U.detach().clone().requires_grad_() for path, site in sites.items()}
+    weights = {f"{p}.weight": plain.get_parameter(f"{p}.weight") + branch(s, us[p]) for p, s in sites.items()}
+    out = functional_call(plain, weights, (x,))
+    grads = torch.autograd.grad(loss(out), list(us.values()), allow_unused=True)
+    found = {p: torch.zeros_like(us[p]) if g is None else g for p, g in zip(us, grads, strict=True)}
+    return [t.detach() for t in tensors(out)], found
+
+
+def check_gradients(gm: nn.Module, source: nn.Module, x: Tensor) -> None:
+    """Every U's gradient against the reference, U drawn at random, in float64."""
+    randomize_adapters(gm)
+    outputs, want = reference(source, gm, x.clone())
+    out = gm(x.clone())
+    loss(out).backward()
+    for got, wanted in zip(tensors(out), outputs, strict=True):
+        assert gap(got.detach(), wanted) <= 1e-11
+    for path, site in adapted_convs(gm, source).items():
+        grad = torch.zeros_like(site.U) if site.U.grad is None else site.U.grad
+        assert gap(grad, want[path]) <= 1e-10, path
+
+
+def kept_floats(gm: nn.Module, x: Tensor) -> list[Tensor]:
+    """Float tensors that autograd is handed in a real step, model state and the input apart."""
+    apart = {t.untyped_storage().data_ptr() for t in [x, *gm.parameters(), *gm.buffers()]}
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        gm(x)
+    return [t for t in kept if t.is_floating_point() and t.untyped_storage().data_ptr() not in apart]
+
+
+def bottlenecks(gm: nn.Module, x: Tensor) -> int:
+    """Elements of the largest q of any site."""
+    sizes = [0]
+
+    def see(m: nn.Module, args: tuple[Any, ...]) -> None:
+        assert isinstance(m, FusedConv)
+        b, _, *positions = args[0].shape
+        steps = m.geo.stride if m.geo.sampled else (1,) * len(positions)
+        sites = [-(-n // s) for n, s in zip(positions, steps, strict=True)]
+        sizes.append(b * m.geo.groups * m.rank * int(torch.tensor(sites).prod()))
+
+    hooks = [m.register_forward_pre_hook(see) for m in gm.modules() if isinstance(m, FusedConv) and m.rank]
+    with torch.no_grad():
+        gm(x)
+    for h in hooks:
+        h.remove()
+    return max(sizes)
+
+
+def check_floor(gm: nn.Module, x: Tensor) -> None:
+    """At the floor, what is kept in full precision is a bottleneck or does not grow with the batch."""
+    most = bottlenecks(gm, x)
+    once, twice = kept_floats(gm, x), kept_floats(gm, torch.cat((x, x)))
+    assert len(once) == len(twice)
+    for a, b in zip(once, twice, strict=True):
+        size, doubled = (t.untyped_storage().nbytes() // t.element_size() for t in (a, b))
+        assert size == doubled or size <= most
+
+
+def rewritten(model: nn.Module, x: Tensor, rank: int, sites: str) -> Any:
+    """The rewrite; None if it may be refused: no conv that the rank fits."""
+    try:
+        return floorplan.rewrite(model, x, rank=rank, sites=sites, measured=True)
+    except FloorplanError as e:
+        assert "\n" not in str(e)
+        assert "no conv was adapted" in str(e), e
+        return None
+
+
+def agree(report: Any) -> None:
+    """Predicted equals measured to the byte, in every figure."""
+    assert not any(report.difference.values()), (report.difference, str(report))
+
+
+def run_example(spec: Spec, rank: int, sites: str) -> str:
+    """All claims on one network; what became of it."""
+    model, x = network(spec), batch(spec)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        agree(floorplan.check(model, x, measured=True))
+        result = rewritten(model, x, rank, sites)
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert model.training == spec["train"]
+    if result is None:
+        return "refused"
+    agree(result.report.before)
+    agree(result.report.after)
+    gm: fx.GraphModule = result.module
+    with torch.no_grad():
+        pairs = zip(tensors(copy.deepcopy(gm).eval()(x.clone())), tensors(model.eval()(x.clone())), strict=True)
+    for got, want in pairs:
+        assert gap(got, want) <= (1e-12 if spec["double"] else 1e-5)
+    if result.report.after.verdict == "AT_FLOOR":
+        check_floor(copy.deepcopy(gm).train(), x.clone())
+    gm.train("dropout" not in str(spec))  # the reference drops nothing
+    check_gradients(gm, model, x) if spec["double"] else None
+    return str(result.report.after.verdict)
+
+
+SHARD: dict[int, Callable[..., Any]] = {}
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_random_networks(shard: int) -> None:
+    """Ledger, rewrite, gradients and floor on every network of this shard."""
