@@ -1,4 +1,4 @@
-"""The models of the zoo: which there are, at which image size they run fast, and how they are built."""
+"""The models of the zoo: their names, how they are built, and sizes at which they run fast."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ EXAMPLES = ("t_resnet", "mobilenet_v2")
 
 @dataclass(frozen=True)
 class Sample:
-    """A model ready to be checked; `shape` is one small input without its batch, `full` the usual one."""
+    """A model to check; `shape` is a small input without its batch, `full` the usual one."""
 
     model: nn.Module
     shape: tuple[int, ...]

@@ -9,6 +9,7 @@ HEADER = [
     "model", "saved before (MB)", "after (MB)", "ratio", "verdict", "saved above the floor",
     "predicted = measured", "difference at start",
 ]  # fmt: skip
+VERDICTS = ("AT_FLOOR", "ABOVE_FLOOR", "UNPROVEN")
 ALIGN = ["left", "right", "right", "right", "left", "left", "left", "right"]
 
 
@@ -33,7 +34,8 @@ def page(document: dict[str, Any]) -> str:
     out = [*_head(document), "", _totals(families, rows), ""]
     for family in families:
         own = [r for r in rows if r["family"] == family]
-        table = tabulate([_cells(r) for r in own], HEADER, "github", colalign=ALIGN, disable_numparse=True)
+        cells = [_cells(r) for r in own]
+        table = tabulate(cells, HEADER, "github", colalign=ALIGN, disable_numparse=True)
         out += [f"## {family}", "", table, ""]
         out += _troubles(own)
     return "\n".join(out).rstrip()
@@ -46,18 +48,18 @@ def _head(document: dict[str, Any]) -> list[str]:
         "",
         f"Made by `python benchmarks/zoo.py` ({versions}, CPU, float32); do not edit.",
         "",
-        "Weights are random, BatchNorm statistics too; every parameter is trainable before the rewrite,",
-        f"which is MemFLoRA at rank {document['rank']} with `--sites auto`.",
+        "Weights and BatchNorm statistics are random. Before the rewrite (MemFLoRA at rank",
+        f"{document['rank']}, `--sites auto`) every parameter is trainable.",
         "",
-        "- *saved before, after*: predicted bytes that autograd keeps in one training step at batch 8 and",
-        "  224x224 images (299x299 for inception_v3; the examples at their own size), in 1e6 bytes.",
-        "- *saved above the floor*: ops whose saved tensors still grow with a layer's width after the",
-        "  rewrite, with the number of tensors.",
-        "- *predicted = measured*: eight comparisons a model, on small images: as it stands and adapted,",
-        "  train and eval mode, batch 2 and 3. In each, all figures of `check` must equal those of a real",
-        "  run to the byte, and the real run's hooks must equal its census of live storages.",
-        "- *difference at start*: largest output difference between the adapted and the source model in",
-        "  eval mode, over the largest output.",
+        "- *saved before, after*: predicted bytes that autograd keeps in a step at batch 8 and",
+        "  224x224 images (299x299 for inception_v3; the examples at their own size), in 1e6.",
+        "- *saved above the floor*: ops whose saved tensors still grow with a layer's width after",
+        "  the rewrite, with the number of tensors.",
+        "- *predicted = measured*: eight comparisons a model, on small images: before and after,",
+        "  in train and eval mode, at batch 2 and 3. In each, every figure of `check` must equal a",
+        "  real run's to the byte, and the real run's hooks its census of live storages.",
+        "- *difference at start*: largest output difference between the adapted and the source",
+        "  model in eval mode, over the largest output.",
     ]
 
 
@@ -66,9 +68,9 @@ def _totals(families: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     for name in [*families, "all"]:
         own = [r for r in rows if name in (r["family"], "all")]
         counts = [len(own), sum(exact(r) for r in own)]
-        counts += [sum(r["verdict_after"] == v for r in own) for v in ("AT_FLOOR", "ABOVE_FLOOR", "UNPROVEN")]
+        counts += [sum(r["verdict_after"] == v for r in own) for v in VERDICTS]
         lines.append([name, *counts, sum(bool(r["error"]) for r in own)])
-    header = ["family", "models", "exact", "AT_FLOOR", "ABOVE_FLOOR", "UNPROVEN", "failed"]
+    header = ["family", "models", "exact", *VERDICTS, "failed"]
     return str(tabulate(lines, header, "github"))
 
 
@@ -96,6 +98,10 @@ def _troubles(rows: Sequence[dict[str, Any]]) -> list[str]:
     out += [
         f"- `{r['name']}`: {path} was not traced: {_code(why)}"
         for r in rows for path, why in r["opaque"].items()
+    ]  # fmt: skip
+    out += [
+        f"- `{r['name']}`: {_code(note)}"
+        for r in rows for note in dict.fromkeys((*r["notes_before"], *r["notes_after"]))
     ]  # fmt: skip
     return [*out, ""] if out else []
 

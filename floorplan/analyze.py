@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
-from floorplan.criterion import AT_FLOOR, UNPROVEN, Proof, prove
+from floorplan.criterion import AT_FLOOR, UNPROVEN, Proof, is_workspace, prove
 from floorplan.errors import TraceError
 from floorplan.ledger import Run, run_graph
 from floorplan.measure import Figures, figures
@@ -36,7 +37,10 @@ def analyze(
     opaque = opaque or {}
     fakes = concrete_fakes(gm, inputs)
     hooked = run_graph(fakes, hooks=True, autocast=autocast)
-    plain = run_graph(fakes, hooks=False, backward=backward, autocast=autocast)
+    try:
+        plain = run_graph(fakes, hooks=False, backward=backward, autocast=autocast)
+    except TraceError as e:
+        raise TraceError(overwritten(gm, inputs) or str(e)) from e
     exact = figures(fakes.gm, hooked, plain, list(tensors_in(tuple(inputs))))
     proof, notes = _proof(gm, inputs, hooked, opaque, autocast)
     return Analysis(proof, exact, notes)
@@ -55,20 +59,57 @@ def _proof(
         except TraceError as e:
             failures.append(str(e))
             continue
-        proof = prove(gm, fakes, run, opaque)
+        proof = _with_workspaces(prove(gm, fakes, run, opaque), hooked)
         if (where := _first_difference(proof, hooked)) is None:
             return proof, tuple(_position_notes(positions, proof))
         failures.append(f"the symbolic ledger differs from the exact one at {where}")
     return _unproven(gm, inputs, hooked, opaque, failures), (f"not proved: {failures[-1]}",)
 
 
+def _with_workspaces(proof: Proof, hooked: Run) -> Proof:
+    """Sizes that only the real kernel knows are those of the exact run: numbers, never a formula."""
+    exact = [s for s in hooked.saved if int(s.nbytes)]
+    if len(exact) != len(proof.entries):
+        return proof
+    entries = []
+    for e, s in zip(proof.entries, exact, strict=True):
+        if is_workspace(s) and s.node == e.node:
+            n = int(s.nbytes)
+            e = replace(e, shape=(str(n),), nbytes=n, tensor_bytes=n, expr=str(n), size=sympy.Integer(n))
+        entries.append(e)
+    return replace(proof, entries=tuple(entries))
+
+
+def trainable(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """TraceError naming the node that overwrites a saved tensor, if one does; nothing is allocated."""
+    try:
+        run_graph(concrete_fakes(gm, inputs), hooks=False, backward=True)
+    except TraceError as e:
+        raise TraceError(overwritten(gm, inputs) or str(e)) from e
+
+
+def overwritten(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """One line on the in-place node that spoils a saved tensor; "" if there is none."""
+    watch = run_graph(concrete_fakes(gm, inputs), hooks=True, watch=True)
+    if watch.spoiled is None:
+        return ""
+    saver, writer = watch.spoiled
+    line = next((n.meta.get("line") for n in gm.graph.nodes if n.name == writer), None)
+    where = f"{writer} ({line})" if line else writer
+    return (
+        f"{where}: overwrites in place what {saver} keeps for its backward, so the model cannot be trained "
+        "as it stands; write it out of place"
+    )
+
+
 def _first_difference(proof: Proof, hooked: Run) -> str | None:
     """The first node at which the evaluated symbolic ledger and the exact one disagree."""
-    for e, s in zip(proof.entries, hooked.saved, strict=False):
+    exact = [s for s in hooked.saved if int(s.nbytes)]
+    for e, s in zip(proof.entries, exact, strict=False):
         if (e.node, e.owner, e.nbytes) != (s.node, s.owner, int(s.nbytes)):
             return f"{s.node} ({e.node}: {e.nbytes} bytes for {int(s.nbytes)})"
-    if len(proof.entries) != len(hooked.saved):
-        return f"the end: {len(proof.entries)} tensors for {len(hooked.saved)}"
+    if len(proof.entries) != len(exact):
+        return f"the end: {len(proof.entries)} tensors for {len(exact)}"
     return None
 
 

@@ -69,7 +69,7 @@ class Proof:
 def prove(gm: fx.GraphModule, fakes: Fakes, run: Run, opaque: Mapping[str, str]) -> Proof:
     """Turn a symbolic run into a ledger and a verdict."""
     namer = Namer(fakes)
-    entries = tuple(_entry(s, gm, namer, opaque) for s in run.saved)
+    entries = tuple(_entry(s, gm, namer, opaque) for s in run.saved if namer.expr(s.nbytes) != 0)
     kinds = {e.verdict for e in entries if e.owner == "kept"}
     batch_lost = [v for v in namer.pinned if v.startswith("B ")]
     verdict = ABOVE_FLOOR if "above" in kinds else UNPROVEN if "unproven" in kinds else AT_FLOOR
@@ -118,6 +118,8 @@ def _judge(
     widths = sorted(x.name for x in free if namer.is_width(x))
     if packed:
         return "floor", "packed to at most 8 bits an element"
+    if is_workspace(s):
+        return "unproven", "a workspace of the fused LSTM: its size is measured, not derived"
     if not varying:
         return "floor", "independent of batch and positions"
     where = "hidden from save_for_backward, found by the census; " if s.hidden else ""
@@ -128,6 +130,11 @@ def _judge(
     if _is_bottleneck(s, gm, namer, shape):
         return "floor", "the rank-r bottleneck"
     return "unproven", f"{where}a plain number stands where a width is expected: a width was pinned"
+
+
+def is_workspace(s: Saved) -> bool:
+    """Whether a tensor is the fused LSTM's own scratch, in a format that oneDNN chooses."""
+    return s.maker.startswith("aten.mkldnn_rnn_layer") and s.dtype == torch.uint8
 
 
 def _is_bottleneck(s: Saved, gm: fx.GraphModule, namer: Namer, shape: list[sympy.Expr]) -> bool:

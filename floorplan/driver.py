@@ -1,7 +1,8 @@
 """Run passes over a graph, verifying after each one.
 
-A pass rewrites a GraphModule in place and yields one Site for every place it looked at: rewritten, or
-refused with a reason. The driver, not the pass, decides whether the result is still the same model.
+A pass rewrites a GraphModule in place and yields one Site for every place it looked at: rewritten,
+or refused with a reason. The driver, not the pass, decides whether the result is still the same
+model.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +46,7 @@ Check = Callable[[Pass, fx.GraphModule, fx.GraphModule], None]
 def rewrite(
     gm: fx.GraphModule, passes: Sequence[Pass], check: Check
 ) -> tuple[fx.GraphModule, dict[str, list[Site]]]:
-    """Run `passes` in order on a copy of `gm`; `check(pass, before, after)` raises if one broke it."""
+    """Run `passes` in order on a copy of `gm`; `check(pass, before, after)` raises on a fault."""
     log: dict[str, list[Site]] = {}
     for p in passes:
         before, gm = gm, deepcopy(gm)

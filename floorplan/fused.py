@@ -4,13 +4,14 @@
     y = act(conv(x, W + a*(U o P)) + b + skip)
     gate = lo < z < hi, one bit an element     kept
 
-P (g, r, I/g) is frozen, U trained, W, b and a hold the folded BatchNorm (MemFLoRA eq. 4-9). Because
-conv(q, U) = conv(x, U o P) the adapter is merged into the weight on every call, and the branch never
-runs at full width. Nothing else survives the forward pass; W, P, U, a are references to model state.
+P (g, r, I/g) is frozen, U trained, W, b and a hold the folded BatchNorm (MemFLoRA eq. 4-9).
+Because conv(q, U) = conv(x, U o P) the adapter is merged into the weight on every call, and the
+branch never runs at full width. Nothing else survives the forward pass; W, P, U, a are references
+to model state.
 """
 
 import math
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,14 +20,8 @@ from torch.autograd.function import once_differentiable
 
 from floorplan.bits import apply_gate, layout_of, pack_gate
 from floorplan.compact import Gate, gate_of
-from floorplan.geometry import (
-    Geometry,
-    conv,
-    conv_input_grad,
-    conv_weight_grad,
-    pad,
-    unpad,
-)
+from floorplan.geometry import Geometry, conv, conv_input_grad, pad, padded_size, unpad
+from floorplan.lowrank import merge, project, up_grad
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     c.__name__: c
@@ -40,6 +35,12 @@ class FusedConv(nn.Module):
     weight: (O, I/g, *k), transposed (I, O/g, *k). P: (g, r, I/g). U: (O, r, *k), transposed
     (g, r, O/g, *k). bias, scale: (O,). x: (B, I, *spatial); skip: as the output.
     """
+
+    weight: Tensor
+    bias: Tensor | None
+    scale: Tensor | None
+    P: Tensor | None
+    U: nn.Parameter | None
 
     def __init__(
         self,
@@ -71,19 +72,21 @@ class FusedConv(nn.Module):
         if act is not None:
             self.set_activation(ACTIVATIONS[act["name"]](**act["options"]))
 
-    def _allocate(self, rank: int) -> None:
+    def _allocate(self, rank: int) -> Tensor:
         g, k, like = self.geo.groups, list(self.geo.kernel), self.weight
         self.rank = rank
         size = [rank, self.out_channels // g] if self.geo.transposed else [rank]
         size = [g, *size, *k] if self.geo.transposed else [self.out_channels, rank, *k]
-        self.register_buffer("P", like.new_zeros(g, rank, self.in_channels // g))
+        p = like.new_zeros(g, rank, self.in_channels // g)
+        self.register_buffer("P", p)
         self.U = nn.Parameter(like.new_zeros(size))
+        return p
 
     def adapt(self, rank: int, generator: torch.Generator) -> None:
         """Add an adapter: P ~ N(0, 1/rank), frozen; U = 0, trained (MemFLoRA eq. 5)."""
-        self._allocate(rank)
-        draw = torch.randn(self.P.shape, generator=generator, dtype=torch.float64)
-        self.P.copy_(draw / math.sqrt(rank))
+        p = self._allocate(rank)
+        draw = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+        p.copy_(draw / math.sqrt(rank))
 
     def set_activation(self, act: nn.Module) -> None:
         """Let this site end in `act`, which must be gateable by one bit an element."""
@@ -115,60 +118,37 @@ class FusedConv(nn.Module):
         """Groups; a depthwise conv asks its input, so that a symbolic width stays symbolic."""
         return x.shape[1] if self.geo.groups == self.in_channels > 1 else self.geo.groups
 
-    def delta(self, dtype: torch.dtype) -> Tensor:
-        """scale * (U o P), shaped like weight."""
-        u, p = self.U.to(dtype), self.P.to(dtype)
-        g, r = self.geo.groups, self.P.shape[1]
-        if self.geo.transposed:
-            if self.scale is not None:
-                u = u * self.scale.to(dtype).reshape(g, 1, -1, *[1] * len(self.geo.kernel))
-            d = torch.einsum("grok,gri->giok", u.flatten(3), p)
-            return d.reshape(self.weight.shape)
-        if self.scale is not None:
-            u = u * self.scale.to(dtype).reshape(-1, *[1] * (u.dim() - 1))
-        d = torch.einsum("gork,gri->goik", u.reshape(g, -1, r, math.prod(self.geo.kernel)), p)
-        return d.reshape(self.weight.shape)
-
     def merged(self, dtype: torch.dtype) -> Tensor:
-        """weight + scale * (U o P)."""
-        w = self.weight.to(dtype)
-        return w if self.U is None else w + self.delta(dtype)
-
-    def down(self, x: Tensor) -> Tensor:
-        """q = conv1x1(x, P): (B, g*r, *spatial), at the sampled positions only where it can be."""
-        if self.geo.sampled:
-            x = x[(slice(None), slice(None), *(slice(None, None, s) for s in self.geo.stride))]
-        p = self.P.to(x.dtype).flatten(0, 1)
-        p = p.reshape(*p.shape, *[1] * len(self.geo.kernel))
-        return torch.convolution(
-            x, p, None, [1] * (x.dim() - 2), [0] * (x.dim() - 2), [1] * (x.dim() - 2),
-            False, [0] * (x.dim() - 2), self.geo.groups,
-        )  # fmt: skip
-
-    def up_geometry(self) -> Geometry:
-        """The geometry by which U reads q."""
-        return replace(self.geo, stride=(1,) * len(self.geo.kernel)) if self.geo.sampled else self.geo
-
-    def up_weight(self, dtype: torch.dtype) -> Tensor:
-        """U as the weight of a convolution of q, without the scale."""
-        u = self.U.to(dtype)
-        return u.flatten(0, 1) if self.geo.transposed else u
+        """weight + scale*(U o P), the weight that the site computes with."""
+        return _merged(self.weight, self.U, self.P, self.scale, self.geo).to(dtype)
 
     def forward(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
         """x (B, I, *spatial), skip broadcastable with the output -> (B, O, *spatial')."""
+        if x.dim() == len(self.geo.kernel) + 1:
+            skip = skip[None] if skip is not None and skip.dim() == x.dim() else skip
+            return self.forward(x[None], skip)[0]
         device = x.device.type
-        if device != "meta" and torch.is_autocast_enabled(device):
+        if device == "meta" or not torch.is_autocast_enabled(device):
+            return self._run(x, skip)
+        if x.dtype != torch.float64:
             x = x.to(torch.get_autocast_dtype(device))
-            with torch.autocast(device, enabled=False):
-                return self._run(x, skip)
-        return self._run(x, skip)
+        with torch.autocast(device, enabled=False):
+            return self._run(x, skip)
 
     def _run(self, x: Tensor, skip: Tensor | None) -> Tensor:
-        if self.plain or not torch.is_grad_enabled():
-            z = conv(pad(x, self.geo), self.merged(x.dtype), _cast(self.bias, x), self.geo, self.groups(x))
+        if self.plain:
+            z = self.value(x, self.merged(x.dtype))
             z = z if skip is None else z + skip
-            return z if self.act is None else type(self.act).forward(_outofplace(self.act), z)
-        return _Site.apply(x, skip, self.U, self.weight, self.P, self.scale, self)  # type: ignore[no-any-return,no-untyped-call]
+            return z if self.act is None else _outofplace(self.act)(z)  # type: ignore[no-any-return]
+        if not torch.is_grad_enabled():
+            z = _add(self.value(x, self.merged(x.dtype)), skip)
+            return z if self.act is None else self.act(z)  # type: ignore[no-any-return]
+        args = (x, skip, self.U, self.weight, self.P, self.scale, self)
+        return _Site.apply(*args)  # type: ignore[no-any-return,no-untyped-call]
+
+    def value(self, x: Tensor, w: Tensor) -> Tensor:
+        """conv(pad(x), w) + bias."""
+        return conv(pad(x, self.geo), w, _cast(self.bias, x), self.geo, self.groups(x))
 
 
 def activation_options(act: nn.Module) -> dict[str, Any]:
@@ -189,60 +169,75 @@ def _cast(t: Tensor | None, like: Tensor) -> Tensor | None:
     return None if t is None else t.to(like.dtype)
 
 
+def _add(z: Tensor, skip: Tensor | None) -> Tensor:
+    """z + skip, into z where it fits."""
+    if isinstance(skip, Tensor):
+        return z.add_(skip) if skip.shape == z.shape and skip.dtype == z.dtype else z + skip
+    return z if skip is None else z + skip
+
+
+def _no_autocast(device: str) -> AbstractContextManager[Any]:
+    """Gradients in the dtypes of the forward pass, even if backward() is called under autocast."""
+    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
+
+
+def _merged(
+    w: Tensor, u: Tensor | None, p: Tensor | None, scale: Tensor | None, geo: Geometry
+) -> Tensor:
+    return w if u is None or p is None else merge(w, u, p, scale, geo)
+
+
 class _Site(torch.autograd.Function):
-    """FusedConv with its own backward; keeps q and the packed gate."""
+    """FusedConv with its own backward; keeps q and the packed gate.
+
+    All tensors come by argument, none from the module: autograd then sees what was written since,
+    and functional_call works.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, skip: Tensor | None, up: Tensor | None,
-                weight: Tensor, down: Tensor | None, scale: Tensor | None, site: FusedConv) -> Tensor:  # fmt: skip
-        geo, groups = site.geo, site.groups(x)
-        xp = pad(x, geo)
-        z = conv(xp, site.merged(x.dtype), _cast(site.bias, x), geo, groups)
-        ctx.conv_shape = z.shape
-        q = site.down(x) if up is not None and ctx.needs_input_grad[2] else None
-        if skip is not None:
-            same = skip.shape == z.shape and skip.dtype == z.dtype
-            z = z.add_(skip) if same else z + skip
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        skip: Tensor | None,
+        up: Tensor | None,
+        weight: Tensor,
+        down: Tensor | None,
+        scale: Tensor | None,
+        site: FusedConv,
+    ) -> Tensor:
+        ctx.geo, ctx.gate, ctx.groups = site.geo, site.gate, site.groups(x)
+        z = site.value(x, _merged(weight, up, down, scale, site.geo).to(x.dtype))
+        ctx.conv_shape, ctx.x_shape, ctx.dtype = z.shape, x.shape, x.dtype
+        q = project(x, down, site.geo) if down is not None and ctx.needs_input_grad[2] else None
+        z = _add(z, skip)
         packed = None
-        if site.act is not None and site.gate is not None:
+        if site.gate is not None and any(ctx.needs_input_grad[:3]):
             ctx.layout = layout_of(z)
             packed = pack_gate(z, site.gate.lo, site.gate.hi, site.gate.closed)
+        if site.act is not None:
             z = site.act(z)
-        ctx.site, ctx.groups, ctx.size, ctx.dtype = site, groups, xp.shape[2:], x.dtype
-        ctx.skip_shape = None if skip is None else skip.shape
+        ctx.skip_shape = skip.shape if isinstance(skip, Tensor) else None
         ctx.save_for_backward(weight, down, up, scale, q, packed)
         return z
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        _, _, up, scale, q, packed = ctx.saved_tensors
-        site: FusedConv = ctx.site
-        gate = site.gate
-        if packed is not None and gate is not None:
-            g = apply_gate(g, packed, ctx.layout, gate.inside, gate.outside)
+        weight, down, up, scale, q, packed = ctx.saved_tensors
+        if packed is not None:
+            g = apply_gate(g, packed, ctx.layout, ctx.gate.inside, ctx.gate.outside)
         gskip = g.sum_to_size(ctx.skip_shape) if ctx.needs_input_grad[1] else None
         if g.shape != ctx.conv_shape:
             g = g.sum_to_size(ctx.conv_shape)
-        g = g.to(ctx.dtype)
-        gu = None if q is None else _up_grad(site, g, q, scale).to(up.dtype)
-        gx = None
-        if ctx.needs_input_grad[0]:
-            gx = conv_input_grad(g, site.merged(g.dtype), ctx.size, site.geo, ctx.groups)
-            gx = unpad(gx, site.geo)
+        g, geo = g.to(ctx.dtype), ctx.geo
+        with _no_autocast(g.device.type):
+            gu = None if q is None else up_grad(g, q, up, scale, geo)
+            del q, packed
+            if not ctx.needs_input_grad[0]:
+                return None, gskip, gu, None, None, None, None
+            w = _merged(weight, up, down, scale, geo).to(g.dtype)
+            gx = unpad(conv_input_grad(g, w, padded_size(ctx.x_shape, geo), geo, ctx.groups), geo)
         return gx, gskip, gu, None, None, None, None
-
-
-def _up_grad(site: FusedConv, g: Tensor, q: Tensor, scale: Tensor | None) -> Tensor:
-    geo = site.up_geometry()
-    w = site.up_weight(g.dtype)
-    gu = conv_weight_grad(g, pad(q, geo), w, geo, geo.groups).reshape(site.U.shape)
-    if scale is None:
-        return gu
-    s = scale.to(gu.dtype)
-    if geo.transposed:
-        return gu * s.reshape(geo.groups, 1, -1, *[1] * len(geo.kernel))
-    return gu * s.reshape(-1, *[1] * (gu.dim() - 1))
 
 
 class ChannelAffine(nn.Module):
@@ -250,6 +245,9 @@ class ChannelAffine(nn.Module):
 
     x: (B, C, *spatial); scale, bias: (C,), frozen.
     """
+
+    scale: Tensor
+    bias: Tensor
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Convolution geometry: one description for 1-D, 2-D, 3-D and transposed convs, and the maps it needs.
+"""Convolution geometry: one description for 1-D, 2-D, 3-D and transposed convs, and its maps.
 
     z = conv(pad(x), W) + b          W (O, I/g, *k), transposed: (I, O/g, *k)
 
@@ -33,8 +33,20 @@ class Geometry:
 
     @property
     def native(self) -> bool:
-        """Whether the conv kernel can pad by itself."""
+        """Whether the conv kernel can pad by itself, or need not pad."""
+        if all(p == (0, 0) for p in self.padding):
+            return True
         return self.mode == "zeros" and all(lo == hi for lo, hi in self.padding)
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether each output position reads the input position of the same number."""
+        return (
+            all(k == 1 for k in self.kernel)
+            and all(s == 1 for s in self.stride)
+            and all(p == (0, 0) for p in self.padding)
+            and not any(self.output_padding)
+        )
 
     @property
     def sampled(self) -> bool:
@@ -108,6 +120,14 @@ def pad(x: Tensor, geo: Geometry) -> Tensor:
     if geo.native:
         return x
     return F.pad(x, _flat(geo.padding), "constant" if geo.mode == "zeros" else geo.mode)
+
+
+def padded_size(shape: Sequence[int], geo: Geometry) -> list[int]:
+    """Spatial sizes of pad(x, geo) for an x of this shape."""
+    sizes = list(shape[2:])
+    if geo.native:
+        return sizes
+    return [n + lo + hi for n, (lo, hi) in zip(sizes, geo.padding, strict=True)]
 
 
 def unpad(g: Tensor, geo: Geometry) -> Tensor:

@@ -6,6 +6,7 @@ after the forward catches what was hidden from the hooks.
 """
 
 import gc
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch._dispatch.python import enable_python_dispatcher
 
 from floorplan.errors import TraceError
+from floorplan.kernels import quiet_fakes, symbolic_kernels
+from floorplan.recurrent import fused_lstm
 from floorplan.storage import Life, StorageTracker, Timeline, model_state, storage_key, tensors_in
 from floorplan.symbols import Fakes
 
@@ -45,6 +47,7 @@ class Run:
     timeline: Timeline
     saved_lives: frozenset[int]  # storages (numbers in the timeline) alive for the backward
     grad_lives: frozenset[int]  # storages that end as .grad
+    spoiled: tuple[str, str] | None = None  # (node that saved a tensor, node that then overwrote it)
 
 
 def op_name(node: fx.Node, gm: fx.GraphModule) -> str:
@@ -59,14 +62,17 @@ def op_name(node: fx.Node, gm: fx.GraphModule) -> str:
 class _Walker(fx.Interpreter):
     """Runs the graph, telling the tracker which node is running."""
 
-    def __init__(self, gm: fx.GraphModule, tracker: StorageTracker) -> None:
+    def __init__(self, gm: fx.GraphModule, recorder: "_Recorder", watch: bool) -> None:
         super().__init__(gm)
-        self.tracker = tracker
+        self.recorder, self.watch = recorder, watch
 
     def run_node(self, n: fx.Node) -> Any:
-        self.tracker.node = n.name
+        self.recorder.tracker.node = n.name
         try:
-            return super().run_node(n)
+            result = super().run_node(n)
+            if self.watch:
+                self.recorder.look(n.name)
+            return result
         except Exception as e:
             reason = " ".join(str(e).split())[:300]
             raise TraceError(
@@ -75,13 +81,15 @@ class _Walker(fx.Interpreter):
 
 
 def run_graph(
-    fakes: Fakes, *, hooks: bool, backward: bool = False, autocast: torch.dtype | None = None
-) -> Run:
-    """Run a fake model once and record what it keeps."""
-    # Its Python decompositions keep sizes symbolic where C++ kernels would pin them (F.pad).
-    symbolic = enable_python_dispatcher() if fakes.env is not None else nullcontext()
-    with fakes.mode, symbolic:
-        return record(fakes.gm, fakes.inputs, hooks=hooks, backward=backward, autocast=autocast)
+    fakes: Fakes, *, hooks: bool, backward: bool = False, autocast: torch.dtype | None = None,
+    watch: bool = False,
+) -> Run:  # fmt: skip
+    """Run a fake model once and record what it keeps; `watch` looks for overwritten saved tensors."""
+    symbolic = symbolic_kernels() if fakes.env is not None else nullcontext()
+    with quiet_fakes(), fused_lstm(), fakes.mode, symbolic:
+        return record(
+            fakes.gm, fakes.inputs, hooks=hooks, backward=backward, autocast=autocast, watch=watch
+        )
 
 
 def record(
@@ -92,6 +100,7 @@ def record(
     backward: bool = False,
     autocast: torch.dtype | None = None,
     by_node: bool = True,
+    watch: bool = False,
 ) -> Run:
     """Run `model` once, real or fake; with `by_node` a GraphModule is walked node by node.
 
@@ -102,7 +111,7 @@ def record(
     tracker = StorageTracker([*state, *tensors_in(inputs)])
     recorder = _Recorder(tracker, state, list(tensors_in(inputs)))
     walk = by_node and isinstance(model, fx.GraphModule)
-    call: Callable[..., Any] = _Walker(cast(fx.GraphModule, model), tracker).run if walk else model
+    call: Callable[..., Any] = _Walker(cast(fx.GraphModule, model), recorder, watch).run if walk else model
     if walk:
         recorder.describe(cast(fx.GraphModule, model))
     _drop_grads(model)
@@ -118,13 +127,21 @@ def record(
         saved_lives = recorder.census(loss, hooks)
         if backward and loss is not None:
             tracker.node = "backward"
-            loss.backward()
+            _differentiate(loss)
         del loss
     grads = _grad_lives(model, tracker)
     _drop_grads(model)
     for i in held:  # a training step holds its outputs to the end
         tracker.timeline.lives[cast(int, i)].died = None
-    return Run(tuple(recorder.saved), tracker.timeline, frozenset(saved_lives), grads)
+    return Run(tuple(recorder.saved), tracker.timeline, frozenset(saved_lives), grads, recorder.spoiled)
+
+
+def _differentiate(loss: Tensor) -> None:
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as e:
+        reason = " ".join(str(e).split())[:200]
+        raise TraceError(f"backward: {reason}; the model cannot be trained as it stands") from e
 
 
 def _drop_grads(model: nn.Module) -> None:
@@ -146,7 +163,8 @@ def _autocast(dtype: torch.dtype | None, state: list[Tensor]) -> AbstractContext
 def _total(roots: list[Tensor]) -> Tensor | None:
     total = None
     for t in roots:
-        total = t.sum() if total is None else total + t.sum()
+        part = (torch.view_as_real(t) if t.is_complex() else t).sum()
+        total = part if total is None else total + part
     return total
 
 
@@ -160,6 +178,16 @@ class _Recorder:
         self.saved: list[Saved] = []
         self.numbers: dict[int, int] = {}
         self.ops: dict[str, tuple[str, str]] = {}
+        self.versions: list[tuple[weakref.ref[Tensor], int, str]] = []
+        self.spoiled: tuple[str, str] | None = None
+
+    def look(self, node: str) -> None:
+        """Notice the first kept tensor that `node` has written to since it was saved."""
+        for ref, version, saver in self.versions if self.spoiled is None else ():
+            t = ref()
+            if t is not None and t._version != version:
+                self.spoiled = (saver, node)
+                return
 
     def describe(self, gm: fx.GraphModule) -> None:
         for n in gm.graph.nodes:
@@ -172,6 +200,8 @@ class _Recorder:
     def _pack(self, t: Tensor) -> Tensor:
         key = storage_key(t)
         live = self.tracker.alive.get(key)
+        if live is not None:
+            self.versions.append((weakref.ref(t), t._version, self.tracker.node))
         self.saved.append(
             Saved(
                 self.tracker.node,

@@ -42,7 +42,7 @@ class Namer:
             return sympy.Integer(size)
         key = node.expr
         if key not in self.cache:
-            self.cache[key] = self.expr_of(key)
+            self.cache[key] = self.expr_of(sympy.sympify(key))
         return self.cache[key]
 
     def is_width(self, x: sympy.Symbol) -> bool:
@@ -78,7 +78,7 @@ class Namer:
 
     def product(self, size: sympy.Expr, shape: list[sympy.Expr], itemsize: int) -> sympy.Expr | None:
         """itemsize * prod(shape) if it equals `size`, told by values at two far points."""
-        candidate = itemsize * sympy.prod(shape)
+        candidate = sympy.Integer(itemsize) * sympy.prod(shape)
         if candidate == size:
             return candidate
         free = sorted(size.free_symbols | candidate.free_symbols, key=str)

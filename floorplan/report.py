@@ -254,7 +254,7 @@ class RewriteReport:
         ]
         out += [tabulate(pillars, headers=["pillar", "kept before", "kept after"], tablefmt=style,
                          colalign=["left", "right", "right"], disable_numparse=True), ""]  # fmt: skip
-        refused = [[p, s.node, s.refused] for p, s in a.refused]
+        refused = _grouped(a.refused)
         if refused:
             out += [tabulate(refused, headers=["pass", "left alone", "because"], tablefmt=style), ""]
         if a.proof.guilty:
@@ -263,6 +263,20 @@ class RewriteReport:
                              tablefmt=style, disable_numparse=True), ""]  # fmt: skip
         out += [f"note: {n}" for n in dict.fromkeys((*b.notes, *a.notes))]
         return [*out, f"verdict: {b.verdict} -> {a.verdict}"]
+
+
+def _grouped(refused: Sequence[tuple[str, Site]]) -> list[list[Any]]:
+    """One row a reason: eighteen depthwise convs need no eighteen rows."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for p, s in refused:
+        rows.setdefault((p, s.refused), []).append(s.node)
+    return [[p, _named(nodes), reason] for (p, reason), nodes in rows.items()]
+
+
+def _named(nodes: Sequence[str]) -> str:
+    if len(nodes) <= 3:
+        return ", ".join(nodes)
+    return f"{nodes[0]}, {nodes[1]}, … ({len(nodes)} places)"
 
 
 def _real(r: CheckReport, key: str) -> str:

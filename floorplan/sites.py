@@ -12,11 +12,16 @@ from floorplan.geometry import CONVS, TRANSPOSED, geometry_of
 
 CONV_TYPES = CONVS + TRANSPOSED
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+PARAMETRIZED = (
+    "its weight is parametrized; remove the parametrization first (leave_parametrized=True)"
+)
 LARGE_SCALE = 100.0  # a folded BatchNorm scaling a channel by more than this is worth a word
 
 
-def module_calls(gm: fx.GraphModule, *kinds: type[nn.Module]) -> Iterator[tuple[fx.Node, nn.Module]]:
-    """Every call_module node whose module is of one of `kinds`, in order; safe while nodes are erased."""
+def module_calls(
+    gm: fx.GraphModule, *kinds: type[nn.Module]
+) -> Iterator[tuple[fx.Node, nn.Module]]:
+    """Every call_module node of one of `kinds`, in order; nodes may be erased meanwhile."""
     for node in list(gm.graph.nodes):
         if node.op == "call_module":
             m = gm.get_submodule(str(node.target))
@@ -36,12 +41,28 @@ def is_depthwise(m: nn.Module) -> bool:
     return isinstance(m, CONV_TYPES) and m.groups == m.in_channels > 1
 
 
+def hook_reason(m: nn.Module) -> str:
+    """Why a module must stay a module of its own; "" if it need not."""
+    if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
+        return "it has hooks, which a fused site would drop"
+    return ""
+
+
+def _own_forward(m: nn.Module, bases: tuple[type[nn.Module], ...]) -> str:
+    """The refusal of a subclass that computes something else than torch's layer; "" for others."""
+    base = next((b for b in bases if isinstance(m, b)), None)
+    for name in ("forward", "_conv_forward"):
+        if "forward" in vars(m) or getattr(type(m), name, None) is not getattr(base, name, None):
+            return f"{type(m).__name__} has a forward of its own"
+    return ""
+
+
 def conv_reason(conv: nn.Module) -> str:
     """Why a conv cannot become a site; "" if it can."""
     if parametrize.is_parametrized(conv):
-        return "its weight is parametrized; remove the parametrization first (leave_parametrized=True)"
-    if conv._forward_hooks or conv._forward_pre_hooks:
-        return "it has forward hooks, which a fused site would drop"
+        return PARAMETRIZED
+    if why := hook_reason(conv) or _own_forward(conv, CONV_TYPES):
+        return why
     weight = cast(Any, conv).weight
     if isinstance(weight, nn.UninitializedParameter):
         return "it is lazy; run one batch through the model first"
@@ -50,13 +71,26 @@ def conv_reason(conv: nn.Module) -> str:
     return ""
 
 
+def call_reason(gm: fx.GraphModule, target: str) -> str:
+    """Why the calls of a layer are not layer(x); "" if they are, with `input=x` respelled."""
+    for node in calls_of(gm, target):
+        if not node.args and list(node.kwargs) == ["input"]:
+            node.args, node.kwargs = (node.kwargs["input"],), {}
+        if len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
+            extra = ", ".join(node.kwargs) or "output_size"
+            return f"it is called with {extra}, which a site does not take"
+    return ""
+
+
 def bn_reason(bn: nn.Module) -> str:
     """Why an eval BatchNorm is not a fixed affine map; "" if it is."""
     b = cast(Any, bn)
+    if parametrize.is_parametrized(bn):
+        return PARAMETRIZED
+    if why := hook_reason(bn) or _own_forward(bn, NORMS):
+        return why
     if b.running_mean is None or b.running_var is None:
         return "no running statistics: it normalises by the batch in eval mode too"
-    if bn._forward_hooks or bn._forward_pre_hooks or parametrize.is_parametrized(bn):
-        return "it has hooks or parametrizations"
     variance = b.running_var.double() + b.eps
     bad = (~torch.isfinite(variance) | (variance <= 0)).nonzero().flatten()
     if len(bad):
@@ -87,8 +121,9 @@ def to_site(conv: nn.Module, bn: nn.Module | None = None) -> FusedConv:
     c = cast(Any, conv)
     geo, weight = geometry_of(conv), c.weight.detach()
     bias = None if c.bias is None else c.bias.detach()
+    folded = bn is not None
     site = FusedConv(
-        geo.config(), list(weight.shape), bias=bias is not None or bn is not None, scale=bn is not None
+        geo.config(), list(weight.shape), bias=bias is not None or folded, scale=folded
     ).to(device=weight.device, dtype=weight.dtype)
     if bn is None:
         site.weight = weight.clone(memory_format=torch.preserve_format)

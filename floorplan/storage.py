@@ -5,7 +5,7 @@ owner let go. Nothing here knows what any op saves.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+from floorplan.recurrent import LAYER, with_workspace
 
 
 def storage_key(t: Tensor) -> int:
@@ -64,6 +66,14 @@ class Timeline:
         return best
 
 
+def _asked_for(func: Any, args: Sequence[Any], out: Any) -> Any:
+    """The results that a backward op's output mask asks for; fakes of a BatchNorm make all of them."""
+    arguments = func._schema.arguments
+    if not arguments or arguments[-1].name != "output_mask" or len(args) < len(arguments):
+        return out
+    return tuple(t if wanted else None for t, wanted in zip(out, args[-1], strict=True))
+
+
 class StorageTracker(TorchDispatchMode):
     """Record every storage born under it. `where` is read at each op to name the node."""
 
@@ -80,7 +90,9 @@ class StorageTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = _asked_for(func, args, func(*args, **(kwargs or {})))
+        if func is LAYER:
+            out = with_workspace(args, out)
         for t in tree_iter(out):
             if isinstance(t, Tensor):
                 self._see(t, str(func))

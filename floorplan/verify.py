@@ -1,10 +1,10 @@
-"""Is the rewritten graph still the same model? Outputs and gradients, in float64, on random inputs."""
+"""Is the rewritten graph still the same model? Outputs and gradients, in float64."""
 
 import copy
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -38,13 +38,18 @@ def set_plain(gm: nn.Module, plain: bool) -> None:
             m.plain = plain
 
 
-def relative_error(got: Tensor, want: Tensor) -> float:
-    """Largest difference over the largest entry of `want`."""
+def _size(t: Tensor) -> float:
+    t = t[torch.isfinite(t)]
+    return float(t.abs().max()) if t.numel() else 0.0
+
+
+def relative_error(got: Tensor, want: Tensor, floor: float = 0.0) -> float:
+    """Largest difference over the largest entry of `want`, taken as no smaller than `floor`."""
     if got.shape != want.shape:
         return float("inf")
     if not want.numel():
         return 0.0
-    scale = float(want.abs().max())
+    scale = max(float(want.abs().max()), floor)
     worst = float((got - want).abs().max())
     return worst / scale if scale > 0 else worst
 
@@ -58,7 +63,8 @@ class Values:
 
 
 def values(gm: nn.Module, inputs: Sequence[Any], seed: int = 0) -> Values:
-    """Run once and differentiate a fixed random weighting of the outputs, by inputs and parameters."""
+    """Run once; differentiate a fixed random weighting of the outputs by inputs and parameters."""
+
     def leaf(t: Any) -> Any:
         if isinstance(t, Tensor) and t.is_floating_point():
             return t.detach().clone().requires_grad_()
@@ -71,8 +77,8 @@ def values(gm: nn.Module, inputs: Sequence[Any], seed: int = 0) -> Values:
         out = gm(*tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, args))
     outs = list(tensors_in(out))
     roots = [t for t in outs if t.requires_grad]
-    names, leaves = ["parameter " + n for n, p in gm.named_parameters() if p.requires_grad], []
-    leaves += [p for p in gm.parameters() if p.requires_grad]
+    names = ["parameter " + n for n, p in gm.named_parameters() if p.requires_grad]
+    leaves: list[Tensor] = [p for p in gm.parameters() if p.requires_grad]
     for i, t in enumerate(tensors_in(args)):
         if t.requires_grad:
             names.append(f"input {i}")
@@ -90,25 +96,32 @@ def compare(got: Values, want: Values, tolerance: float, what: str) -> None:
     """Raise Mismatch if outputs or common gradients differ by more than `tolerance`, relative."""
     if len(got.outputs) != len(want.outputs):
         raise Mismatch(f"{what}: {len(got.outputs)} outputs instead of {len(want.outputs)}")
-    pairs = [(f"output {i}", a, b) for i, (a, b) in enumerate(zip(got.outputs, want.outputs, strict=True))]
+    both = zip(got.outputs, want.outputs, strict=True)
+    pairs = [(f"output {i}", a, b) for i, (a, b) in enumerate(both)]
     common = got.gradients.keys() & want.gradients.keys()
+    if lost := [n for n in want.gradients if n.startswith("input") and n not in common]:
+        raise Mismatch(f"{what}: no gradient reaches {lost[0]} any more")
     pairs += [(f"gradient of {n}", got.gradients[n], want.gradients[n]) for n in sorted(common)]
+    # A gradient that is zero but for rounding (a bias before a BatchNorm) has no scale of its own.
+    largest = max((_size(t) for t in want.gradients.values()), default=0.0)
     for name, a, b in pairs:
         finite = torch.isfinite(b)
-        error = relative_error(a[finite], b[finite]) if a.shape == b.shape else float("inf")
+        floor = 1e-3 * largest if name.startswith("gradient") else 0.0
+        same = a.shape == b.shape
+        error = relative_error(a[finite], b[finite], floor) if same else float("inf")
         if error > tolerance or not torch.equal(finite, torch.isfinite(a)):
             raise Mismatch(f"{what}: {name} differs by {error:.1e} (allowed {tolerance:.0e})")
 
 
 def double_copy(gm: fx.GraphModule) -> fx.GraphModule:
     """A float64 copy."""
-    return cast(fx.GraphModule, copy.deepcopy(gm).double())
+    return copy.deepcopy(gm).double()
 
 
 def _drawn(gm: fx.GraphModule) -> fx.GraphModule:
     twin = copy.deepcopy(gm).eval()
     randomize_adapters(twin)
-    return cast(fx.GraphModule, twin)
+    return twin
 
 
 def same_start(after: nn.Module, before: nn.Module, inputs: Sequence[Any]) -> None:
@@ -125,6 +138,7 @@ def same_start(after: nn.Module, before: nn.Module, inputs: Sequence[Any]) -> No
 
 def to_double(inputs: Sequence[Any]) -> tuple[Any, ...]:
     """The inputs in float64."""
+
     def cast(t: Any) -> Any:
         return t.double() if isinstance(t, Tensor) and t.is_floating_point() else t  # fmt: skip
 
@@ -164,10 +178,14 @@ def same_outputs(a: nn.Module, b: nn.Module, inputs: Sequence[Any], where: str) 
     """Raise FloorplanError unless both give the same bits in eval mode."""
     results = []
     for m in (a, b):
-        mode = m.training
+        modes = {c: c.training for c in m.modules()}
         with torch.no_grad():
             results.append(list(tensors_in(m.eval()(*inputs))))
-        m.train(mode)
+        for c, mode in modes.items():
+            c.training = mode
     same = len(results[0]) == len(results[1])
     if not same or not all(torch.equal(x, y) for x, y in zip(*results, strict=True)):
-        raise FloorplanError(f"{where}: what was written does not load back to the same outputs; please report this model")
+        raise FloorplanError(
+            f"{where}: what was written does not load back to the same outputs; "
+            "please report this model"
+        )

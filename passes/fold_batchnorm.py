@@ -14,6 +14,7 @@ from floorplan.sites import (
     CONV_TYPES,
     NORMS,
     bn_reason,
+    call_reason,
     calls_of,
     conv_reason,
     module_calls,
@@ -27,13 +28,14 @@ from floorplan.sites import (
 def run(gm: fx.GraphModule) -> Iterator[Site]:
     """Fold or replace every BatchNorm whose statistics are fixed."""
     norms = list(module_calls(gm, *NORMS))
+    fixed = {str(node.target): _not_affine(gm, node, bn) for node, bn in norms}
     reasons = {node.name: _unfoldable(gm, node) for node, _ in norms}  # before anything moves
-    partners = {node.name: str(cast(fx.Node, node.args[0]).target) for node, _ in norms if node.args}
+    partners = {n.name: str(cast(fx.Node, n.args[0]).target) for n, _ in norms if n.args}
     sites: dict[str, nn.Module] = {}
     affines: dict[str, nn.Module] = {}
     for node, bn in norms:
-        if fixed := bn_reason(bn):
-            yield Site(node.name, fixed)
+        if why := fixed[str(node.target)]:
+            yield Site(node.name, why)
             continue
         if why := reasons[node.name]:
             _make_affine(gm, node, bn, affines)
@@ -48,6 +50,10 @@ def run(gm: fx.GraphModule) -> Iterator[Site]:
         yield Site(node.name, note=scale_note(bn))
 
 
+def _not_affine(gm: fx.GraphModule, node: fx.Node, bn: nn.Module) -> str:
+    return call_reason(gm, str(node.target)) or bn_reason(bn)
+
+
 def _unfoldable(gm: fx.GraphModule, node: fx.Node) -> str:
     """Why this BatchNorm is not the only reader of a conv; "" if it is."""
     source = node.args[0] if node.args else None
@@ -56,7 +62,7 @@ def _unfoldable(gm: fx.GraphModule, node: fx.Node) -> str:
     conv = gm.get_submodule(str(source.target))
     if not isinstance(conv, CONV_TYPES):
         return f"a {type(conv).__name__} stands before it, not a conv"
-    if why := conv_reason(conv):
+    if why := conv_reason(conv) or call_reason(gm, str(source.target)):
         return f"{source.target}: {why}"
     for call in calls_of(gm, str(source.target)):
         readers = list(call.users)

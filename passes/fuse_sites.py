@@ -11,33 +11,33 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import fx
 
+from floorplan.aliases import Roots, order_of, reader_after, roots_of, writer_between
 from floorplan.compact import gate_of
 from floorplan.driver import Pass, Site
 from floorplan.fused import ACTIVATIONS, FusedConv
 from floorplan.geometry import Geometry
-from floorplan.sites import calls_of, free_path, module_calls, set_module, tied_twin
+from floorplan.sites import calls_of, free_path, hook_reason, module_calls, set_module, tied_twin
 
-MODES = {"constant": "zeros", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
+MODES = {"constant": "zeros"} | {m: m for m in ("reflect", "replicate", "circular")}
+_PAD = ("input", "pad", "mode", "value")
 
 
 def run(gm: fx.GraphModule) -> Iterator[Site]:
     """Fuse every site with its surroundings."""
     _one_module_a_call(gm)
-    for node, m in list(module_calls(gm, FusedConv)):
-        site = cast(FusedConv, m)
-        yield from _absorb_pad(gm, node, site)
-    for node, m in list(module_calls(gm, FusedConv)):
-        host = _host_of_add(gm, node)
-        if host is not None:
-            yield Site(host)
-    for node, m in list(module_calls(gm, FusedConv)):
+    for node, m in module_calls(gm, FusedConv):
+        yield from _absorb_pad(gm, node, cast(FusedConv, m))
+    for add in list(gm.graph.nodes):
+        if add.op == "call_function" and add.target in (operator.add, operator.iadd):
+            yield from _absorb_add(gm, add)
+    for node, m in module_calls(gm, FusedConv):
         yield from _absorb_activation(gm, node, cast(FusedConv, m))
 
 
 def _one_module_a_call(gm: fx.GraphModule) -> None:
-    """Sites that share a conv get a module each, on the same tensors: their surroundings may differ."""
+    """Sites that share a conv get a module each, on the same tensors: what follows may differ."""
     for target in dict.fromkeys(str(n.target) for n, _ in module_calls(gm, FusedConv)):
         for node in calls_of(gm, target)[1:]:
             path = free_path(gm, target)
@@ -49,22 +49,25 @@ def _absorb_pad(gm: fx.GraphModule, node: fx.Node, site: FusedConv) -> Iterator[
     source = node.args[0]
     if not isinstance(source, fx.Node) or source.target is not F.pad:
         return
-    geo = _padded(site.geo, source)
+    options: dict[str, Any] = dict(zip(_PAD, source.args, strict=False)) | source.kwargs
+    x = options["input"]
+    geo = _padded(site.geo, options)
+    writer = writer_between(gm, source, node, x, roots_of(gm))
+    if writer is not None:
+        geo = f"{writer.name} writes into {x.name} before {node.name} reads the padded copy"
     if isinstance(geo, str):
         yield Site(source.name, geo)
         return
     site.geo = geo
-    node.replace_input_with(source, cast(fx.Node, source.args[0]))
+    node.replace_input_with(source, x)
     yield Site(source.name)
     if not source.users:
         gm.graph.erase_node(source)
 
 
-def _padded(geo: Geometry, pad: fx.Node) -> Geometry | str:
-    options: dict[str, Any] = dict(zip(("input", "pad", "mode", "value"), pad.args, strict=False))
-    options.update(pad.kwargs)
+def _padded(geo: Geometry, options: dict[str, Any]) -> Geometry | str:
     pads, mode, value = options.get("pad"), options.get("mode", "constant"), options.get("value")
-    if not isinstance(pads, (tuple, list)) or not all(isinstance(p, int) for p in pads):
+    if not isinstance(pads, tuple | list) or not all(isinstance(p, int) for p in pads):
         return "padding is computed at run time"
     if geo.transposed:
         return "padding before a transposed conv"
@@ -84,79 +87,76 @@ def _padded(geo: Geometry, pad: fx.Node) -> Geometry | str:
     return replace(geo, padding=total, mode=MODES[mode])
 
 
-def _host_of_add(gm: fx.GraphModule, node: fx.Node) -> str | None:
-    """Fuse the add that is the only reader of this site, if it may; the add's name if done."""
-    add = _only_user(node)
-    if add is None or add.target not in (operator.add, operator.iadd) or len(node.args) > 1:
-        return None
-    other = next((a for a in add.args if a is not node), None)
-    if not isinstance(other, fx.Node) or node.kwargs or add.kwargs:
-        return None
-    order = {n: i for i, n in enumerate(gm.graph.nodes)}
-    if _is_free_site(gm, other) and order[other] > order[node]:
-        return None  # the later site takes the add: its skip is already there
-    if add.target is operator.iadd and add.args[0] is other and not _dies_at(other, add, order):
-        return None  # somebody still reads the tensor that += overwrites
-    if order[other] > order[node] and _written_between(gm, node, add, order):
-        return None
+def _absorb_add(gm: fx.GraphModule, add: fx.Node) -> Iterator[Site]:
+    """Let one operand, a site, take the add; the later one first: its skip is already there."""
+    order = order_of(gm)
+    operands = [a for a in add.args if isinstance(a, fx.Node)]
+    sites = [n for n in operands if _is_site(gm, n) and len(n.args) == 1]
+    if len(operands) != 2 or operands[0] is operands[1] or not sites:
+        return
+    why = ""
+    for node in sorted(sites, key=order.__getitem__, reverse=True):
+        skip = operands[0] if node is operands[1] else operands[1]
+        why = _unhostable(gm, node, skip, add)
+        if not why:
+            node.args = (node.args[0], skip)
+            add.replace_all_uses_with(node)
+            gm.graph.erase_node(add)
+            break
+    yield Site(add.name, why)
+
+
+def _is_site(gm: fx.GraphModule, node: fx.Node) -> bool:
+    return node.op == "call_module" and isinstance(gm.get_submodule(str(node.target)), FusedConv)
+
+
+def _unhostable(gm: fx.GraphModule, node: fx.Node, skip: fx.Node, add: fx.Node) -> str:
+    """Why a site cannot take the add; if it can, "", and the site stands where both can be read."""
+    if len(node.users) > 1:
+        return f"{node.name} has other readers"
+    roots, order = roots_of(gm), order_of(gm)
+    if add.target is operator.iadd and add.args[0] is skip:
+        if why := _outlives(gm, skip, add, roots):
+            return why
+    if order[skip] < order[node] and writer_between(gm, node, add, skip, roots) is None:
+        return ""
+    writer = writer_between(gm, node, add, cast(fx.Node, node.args[0]), roots)
+    if writer is not None:
+        return f"{writer.name} writes in place into what {node.name} reads, before the add"
     add.prepend(node)
-    node.args = (node.args[0], other)
-    add.replace_all_uses_with(node)
-    gm.graph.erase_node(add)
-    return add.name
+    return ""
 
 
-def _is_free_site(gm: fx.GraphModule, node: fx.Node) -> bool:
-    return (
-        node.op == "call_module"
-        and isinstance(gm.get_submodule(str(node.target)), FusedConv)
-        and len(node.args) == 1
-        and _only_user(node) is not None
-    )
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    users = list(node.users)
-    return users[0] if len(users) == 1 else None
-
-
-def _dies_at(node: fx.Node, at: fx.Node, order: dict[fx.Node, int]) -> bool:
-    """Nobody reads this tensor, or the memory under it, after `at`."""
-    views = node.op in ("placeholder", "get_attr") or node.target is operator.getitem
-    return not views and all(order[u] <= order[at] for u in node.users)
-
-
-def _written_between(
-    gm: fx.GraphModule, node: fx.Node, until: fx.Node, order: dict[fx.Node, int]
-) -> bool:
-    """Whether anything writes in place between a site and the add it would move to."""
-    between = [n for n in gm.graph.nodes if order[node] < order[n] < order[until]]
-    return any(_writes(gm, n) for n in between)
-
-
-def _writes(gm: fx.GraphModule, n: fx.Node) -> bool:
-    if n.op == "call_module":
-        return bool(getattr(gm.get_submodule(str(n.target)), "inplace", False)) and not isinstance(
-            gm.get_submodule(str(n.target)), nn.Dropout
-        )
-    if n.op == "call_method":
-        return str(n.target).endswith("_") and not str(n.target).endswith("__")
-    return getattr(n.target, "__name__", "") in ("iadd", "isub", "imul", "itruediv", "setitem")
+def _outlives(gm: fx.GraphModule, skip: fx.Node, add: fx.Node, roots: Roots) -> str:
+    """Why += must go on writing into its left operand; "" if nobody would see it."""
+    held = next((r for r in roots[skip] if r.op in ("placeholder", "get_attr")), None)
+    if held is not None:
+        return f"+= writes into {held.name}, which is not the graph's own"
+    reader = reader_after(gm, add, skip, roots)
+    return "" if reader is None else f"+= overwrites {skip.name}, which {reader.name} reads"
 
 
 def _absorb_activation(gm: fx.GraphModule, node: fx.Node, site: FusedConv) -> Iterator[Site]:
-    act = _only_user(node)
-    if act is None or act.op != "call_module" or act.args != (node,) or site.act is not None:
+    for act in list(node.users):
+        if act.op != "call_module" or act.args != (node,) or act.kwargs:
+            continue
+        m = gm.get_submodule(str(act.target))
+        if type(m) is not ACTIVATIONS.get(type(m).__name__) or isinstance(gate_of(m), str):
+            continue
+        if why := _unabsorbable(node, site) or hook_reason(m):
+            yield Site(act.name, why)
+            continue
+        site.set_activation(m)
+        act.replace_all_uses_with(node)
+        gm.graph.erase_node(act)
+        yield Site(act.name)
         return
-    m = gm.get_submodule(str(act.target))
-    if type(m).__name__ not in ACTIVATIONS or type(m) is not ACTIVATIONS[type(m).__name__]:
-        return
-    if isinstance(gate_of(m), str):
-        return
-    site.set_activation(m)
-    act.replace_all_uses_with(node)
-    gm.graph.erase_node(act)
-    yield Site(act.name)
+
+
+def _unabsorbable(node: fx.Node, site: FusedConv) -> str:
+    if site.act is not None:
+        return f"{node.name} ends in a {type(site.act).__name__} already"
+    return f"{node.name} has other readers" if len(node.users) > 1 else ""
 
 
 PASS = Pass("fuse_sites", run, tolerance=1e-9)

@@ -14,7 +14,15 @@ from torch import fx, nn
 from floorplan.driver import Pass, Site
 from floorplan.errors import FloorplanError
 from floorplan.fused import FusedConv
-from floorplan.sites import CONV_TYPES, conv_reason, is_depthwise, module_calls, set_module, to_site
+from floorplan.sites import (
+    CONV_TYPES,
+    call_reason,
+    conv_reason,
+    is_depthwise,
+    module_calls,
+    set_module,
+    to_site,
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,8 @@ class Insert:
     train_head: bool = False
 
     def __call__(self, gm: fx.GraphModule) -> Iterator[Site]:
+        if self.rank < 1:
+            raise FloorplanError(f"--rank {self.rank}: an adapter has a rank of 1 or more")
         gm.requires_grad_(False)
         generator = torch.Generator().manual_seed(self.seed)
         found = dict.fromkeys(str(n.target) for n, _ in module_calls(gm, FusedConv, *CONV_TYPES))
@@ -42,16 +52,26 @@ class Insert:
                 site.adapt(self.rank, generator)
                 adapted += 1
                 yield Site(path)
+        if not adapted and not found and (computed := _functional_conv(gm)):
+            raise FloorplanError(f"no conv can be adapted: {computed} convolves with a computed weight "
+                                 "(weight standardisation, a reparametrization); bake the weight first")  # fmt: skip
         if not adapted:
-            raise FloorplanError(f"no conv was adapted ({len(found)} looked at with --sites {self.sites} "
-                                 f"--rank {self.rank}); try --sites all or a smaller rank")  # fmt: skip
+            looked = f"{len(found)} looked at with --sites {self.sites} --rank {self.rank}"
+            raise FloorplanError(
+                f"no conv was adapted ({looked}); try --sites all or a smaller rank"
+            )
         if self.train_head:
             _train_head(gm)
 
     def _resolve(self, gm: fx.GraphModule, paths: list[str]) -> str:
         if self.sites != "auto":
             return self.sites
-        return "pointwise" if any(is_depthwise(gm.get_submodule(p)) for p in paths) else "ungrouped"
+        if not any(is_depthwise(gm.get_submodule(p)) for p in paths):
+            return "ungrouped"
+        # A ConvNeXt has depthwise convs, but its pointwise layers are Linear: nothing would be left.
+        sites = [s for p in paths if isinstance(s := _site_at(gm, p), FusedConv)]
+        some = any(not self._refuse("", s, "pointwise") for s in sites)
+        return "pointwise" if some else "ungrouped"
 
     def _refuse(self, path: str, site: FusedConv, chosen: str) -> str:
         pointwise = all(k == 1 for k in site.geo.kernel) and site.geo.groups == 1
@@ -70,11 +90,17 @@ class Insert:
         return ""
 
 
+def _functional_conv(gm: fx.GraphModule) -> str:
+    """The first conv left that is no module: its weight is the result of other nodes."""
+    calls = (n for n in gm.graph.nodes if n.op == "call_function")
+    return next((n.name for n in calls if "conv" in getattr(n.target, "__name__", "")), "")
+
+
 def _site_at(gm: fx.GraphModule, path: str) -> FusedConv | str:
     m = gm.get_submodule(path)
     if isinstance(m, FusedConv):
         return m
-    if why := conv_reason(m):
+    if why := conv_reason(m) or call_reason(gm, path):
         return why
     site = to_site(m)
     set_module(gm, path, site)

@@ -66,7 +66,7 @@ def _divisors(*ns: int) -> list[int]:
 def conv(s: State, out: int | None = None, plain: bool = False) -> Spec:
     """A convolution of s; updates s."""
     depthwise = not plain and out is None and s.number(0, 4) == 0
-    out = out or (s.channels * s.pick(1, 2) if depthwise and s.channels < 5 else s.number(2, 9))
+    out = out or (s.channels * s.pick(1, 2) if depthwise and s.channels < 5 else s.pick(6, 5, 8, 4, 3, 7, 9, 2))
     groups = s.pick(*_divisors(s.channels, out))
     if depthwise:
         out, groups = s.channels * max(1, out // s.channels), s.channels
@@ -301,10 +301,10 @@ def networks(draw: Draw, dims: tuple[int, ...] = (1, 2, 2, 3)) -> Spec:
     nd = draw(st.sampled_from(dims))
     high = {1: 12, 2: 9, 3: 6}[nd]
     size = draw(st.lists(st.integers(5, high), min_size=nd, max_size=nd))
-    s = State(draw, draw(st.integers(1, 4)), list(size))
+    s = State(draw, draw(st.integers(2, 6)), list(size))
     first = {"channels": s.channels, "size": size, "batch": s.number(2, 3)}
     layers = unit(s)
-    for _ in range(s.number(0, 3 if nd < 3 else 1)):
+    for _ in range(s.number(1, 3 if nd < 3 else 1)):
         layers += block(s)
     options = {"train": s.chance(), "double": s.chance(), "seed": s.number(0, 99),
                "grad": s.pick("all", "all", "norms", "biases", "convs", "last"),

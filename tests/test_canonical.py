@@ -6,10 +6,10 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from canonical_nets import Net, X, canonical
 from torch import Tensor
 
 from floorplan.canonical import Clamp
-from tests.canonical_nets import Net, X, canonical
 
 ACTIVATIONS: list[tuple[Callable[[Tensor], Tensor], str]] = [
     (F.relu, "ReLU()"),

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from canonical_nets import Net, X, canonical
 from torch import Tensor, nn
 
 from floorplan.canonical import AnyBatchNorm
-from tests.canonical_nets import Net, X, canonical
 
 
 def mixed(s: Any, x: Tensor) -> Any:

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrizations
+from traced_nets import Net, X, agree, conv, same, targets
 
 from floorplan.errors import TraceError
 from floorplan.trace import TrainingFlag, trace
-from tests.traced_nets import Net, X, agree, conv, same, targets
 
 
 def test_plain_model_runs_nothing_and_names_lines() -> None:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from traced_nets import Net, X, conv, same, targets
 
 from floorplan.errors import TraceError
 from floorplan.trace import trace
-from tests.traced_nets import Net, X, conv, same, targets
 
 
 class ByValue(nn.Module):
