@@ -12,6 +12,7 @@ from floorplan.criterion import AT_FLOOR, UNPROVEN, Proof, is_workspace, prove
 from floorplan.errors import TraceError
 from floorplan.ledger import Run, run_graph
 from floorplan.measure import Figures, figures
+from floorplan.sides import try_other_sides
 from floorplan.storage import tensors_in
 from floorplan.symbols import Sizes, concrete_fakes, symbolic_fakes
 
@@ -61,6 +62,7 @@ def _proof(
             continue
         proof = _with_workspaces(prove(gm, fakes, run, opaque), hooked)
         if (where := _first_difference(proof, hooked)) is None:
+            proof = try_other_sides(gm, inputs, proof, autocast)
             return proof, tuple(_position_notes(positions, proof))
         failures.append(f"the symbolic ledger differs from the exact one at {where}")
     return _unproven(gm, inputs, hooked, opaque, failures), (f"not proved: {failures[-1]}",)

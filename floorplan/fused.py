@@ -139,10 +139,10 @@ class FusedConv(nn.Module):
         if self.plain:
             z = self.value(x, self.merged(x.dtype))
             z = z if skip is None else z + skip
-            return z if self.act is None else _outofplace(self.act)(z)  # type: ignore[no-any-return]
+            return z if self.act is None else _outofplace(self.act)(z)
         if not torch.is_grad_enabled():
             z = _add(self.value(x, self.merged(x.dtype)), skip)
-            return z if self.act is None else self.act(z)  # type: ignore[no-any-return]
+            return z if self.act is None else self.act(z)
         args = (x, skip, self.U, self.weight, self.P, self.scale, self)
         return _Site.apply(*args)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -221,7 +221,7 @@ class _Site(torch.autograd.Function):
         return z
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         weight, down, up, scale, q, packed = ctx.saved_tensors
         if packed is not None:

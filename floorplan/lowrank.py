@@ -64,12 +64,8 @@ def up_grad(g: Tensor, q: Tensor, u: Tensor, scale: Tensor | None, geo: Geometry
     geo, groups = up_geometry(geo), geo.groups
     if geo.pointwise and g.dtype in (torch.float32, torch.float64):
         n, positions = g.shape[0] * groups, math.prod(g.shape[2:])
-        gt = (
-            g.reshape(n, -1, positions)
-            if positions and n
-            else g.new_zeros(0, u.shape[0] // groups, 0)
-        )
-        each = torch.bmm(q.reshape(n, -1, positions), gt.transpose(1, 2))
+        gt = g.reshape(n, g.shape[1] // groups, positions).transpose(1, 2)
+        each = torch.bmm(q.reshape(n, q.shape[1] // groups, positions), gt)
         gu = each.view(g.shape[0], groups, *each.shape[1:]).sum(0)  # (g, r, O/g)
         gu = gu if geo.transposed else gu.transpose(1, 2).contiguous()
     else:

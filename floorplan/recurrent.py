@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 LAYER = torch.ops.aten.mkldnn_rnn_layer.default
+LAYER_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward.default
 _LSTM_MODE = 2
 
 
@@ -67,12 +68,15 @@ def _layers(
     return (x.transpose(0, 1) if batch_first else x), hy, cy
 
 
-def with_workspace(args: Sequence[Any], out: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The results of a fake LAYER call with a workspace of the size that the real one needs."""
+def as_really_run(func: Any, args: Sequence[Any], out: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The results of a fake fused op as the real one gives them: a workspace, two bias gradients."""
     if not isinstance(out[0], FakeTensor):
         return out
+    if func is LAYER_BACKWARD:
+        return (*out[:4], torch.empty_like(out[4]), *out[5:])
     shapes = tuple(tuple(_number(n) for n in t.shape) for t in args[:7])
-    return (*out[:3], out[0].new_empty(_workspace(shapes, tuple(map(_plain, args[7:]))), dtype=torch.uint8))
+    size = _workspace(shapes, tuple(map(_plain, args[7:])))
+    return (*out[:3], out[0].new_empty(size, dtype=torch.uint8))
 
 
 def _number(n: Any) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from floorplan.recurrent import LAYER, with_workspace
+from floorplan.recurrent import LAYER, LAYER_BACKWARD, as_really_run
 
 
 def storage_key(t: Tensor) -> int:
@@ -91,8 +91,8 @@ class StorageTracker(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         out = _asked_for(func, args, func(*args, **(kwargs or {})))
-        if func is LAYER:
-            out = with_workspace(args, out)
+        if func is LAYER or func is LAYER_BACKWARD:
+            out = as_really_run(func, args, out)
         for t in tree_iter(out):
             if isinstance(t, Tensor):
                 self._see(t, str(func))

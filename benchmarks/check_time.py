@@ -1,0 +1,81 @@
+"""Cost of the full symbolic proof against one concrete fake run of the same model; and growth with depth.
+
+    python benchmarks/check_time.py           -> docs/check_time.md
+
+MobileNetV2 comes from examples/; the ResNets need torchvision and are left out, aloud, without it.
+"""
+
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tabulate import tabulate
+from torch import nn
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+
+import backbones  # noqa: E402
+
+from floorplan.analyze import analyze  # noqa: E402
+from floorplan.ledger import run_graph  # noqa: E402
+from floorplan.symbols import concrete_fakes  # noqa: E402
+from floorplan.trace import trace  # noqa: E402
+
+
+def timed(run: Callable[[], object], rounds: int = 3) -> float:
+    """Median seconds after one warm-up."""
+    run()
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def models() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    """Name -> (model, input shape)."""
+    found: dict[str, tuple[nn.Module, tuple[int, ...]]] = {"mobilenet_v2 (97x60)": (backbones.mobilenet_v2(), (8, 1, 97, 60))}
+    try:
+        import torchvision
+    except ImportError:
+        print("torchvision is not installed: the ResNets are left out", file=sys.stderr)
+        return found
+    for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
+        found[name] = (getattr(torchvision.models, name)(weights=None), (8, 3, 224, 224))
+    return found
+
+
+def row(name: str, model: nn.Module, shape: tuple[int, ...]) -> list[str]:
+    """Ratio of the whole analysis to the concrete fake forward, and milliseconds a node in that unit."""
+    x = torch.empty(shape)
+    traced = trace(model, (x,))
+    nodes = len(traced.gm.graph.nodes)
+    concrete = timed(lambda: run_graph(concrete_fakes(traced.gm, (x,)), hooks=True))
+    whole = timed(lambda: analyze(traced.gm, (x,), opaque=traced.opaque))
+    return [name, str(nodes), f"{whole / concrete:.1f}", f"{whole / concrete / nodes * 100:.2f}"]
+
+
+def main() -> None:
+    """Print the table and write docs/check_time.md."""
+    torch.set_num_threads(2)
+    rows = [row(name, m, shape) for name, (m, shape) in models().items()]
+    header = ["model", "nodes", "check / concrete fake run", "the same a 100 nodes"]
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    text = (
+        "# Cost of the proof\n\n`check` runs the graph on fake tensors four times: exact sizes under hooks, exact sizes with the "
+        "backward, symbolic sizes, and the in-place watch. The unit is one concrete fake forward under hooks.\n\n"
+        f"Command: `python benchmarks/check_time.py`; {versions}.\n\n"
+        + tabulate(rows, headers=header, tablefmt="github", disable_numparse=True) + "\n"
+    )
+    print(text)
+    (ROOT / "docs" / "check_time.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
