@@ -40,7 +40,9 @@ def timed(run: Callable[[], object], rounds: int = 3) -> float:
 
 def models() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     """Name -> (model, input shape)."""
-    found: dict[str, tuple[nn.Module, tuple[int, ...]]] = {"mobilenet_v2 (97x60)": (backbones.mobilenet_v2(), (8, 1, 97, 60))}
+    found: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+        "mobilenet_v2 (97x60)": (backbones.mobilenet_v2(), (8, 1, 97, 60))
+    }
     try:
         import torchvision
     except ImportError:
@@ -68,10 +70,12 @@ def main() -> None:
     header = ["model", "nodes", "check / concrete fake run", "the same a 100 nodes"]
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     text = (
-        "# Cost of the proof\n\n`check` runs the graph on fake tensors four times: exact sizes under hooks, exact sizes with the "
-        "backward, symbolic sizes, and the in-place watch. The unit is one concrete fake forward under hooks.\n\n"
+        "# Cost of the proof\n\n`check` runs the graph on fake tensors: exact sizes under hooks, "
+        "exact sizes with the backward, symbolic sizes, and a batch on the other side of each guard. "
+        "The unit is one concrete fake forward under hooks.\n\n"
         f"Command: `python benchmarks/check_time.py`; {versions}.\n\n"
-        + tabulate(rows, headers=header, tablefmt="github", disable_numparse=True) + "\n"
+        + tabulate(rows, headers=header, tablefmt="github", disable_numparse=True)
+        + "\n"
     )
     print(text)
     (ROOT / "docs" / "check_time.md").write_text(text)

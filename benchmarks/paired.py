@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable, Mapping
 
 
-def paired(sides: Mapping[str, Callable[[], object]], base: str, rounds: int = 9) -> dict[str, float]:
+def paired(
+    sides: Mapping[str, Callable[[], object]], base: str, rounds: int = 9
+) -> dict[str, float]:
     """Median over rounds of each side's time divided by the base's in the same round."""
     for run in sides.values():  # warm-up: caches, thread pools, lazy kernels
         run()

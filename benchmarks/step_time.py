@@ -97,10 +97,20 @@ def row(batch: int, rounds: int) -> list[str]:
     randomize_adapters(adapted)
     branches = two_branch(adapted)
     assert torch.allclose(adapted.eval()(x), branches.eval()(x), rtol=1e-3, atol=1e-4)
-    sides = {"full": step(full, x, y), "two-branch": step(branches.train(), x, y), "rewritten": step(adapted.train(), x, y)}
+    sides = {
+        "full": step(full, x, y),
+        "two-branch": step(branches.train(), x, y),
+        "rewritten": step(adapted.train(), x, y),
+    }
     ratios = paired(sides, "full", rounds)
     against = paired({k: sides[k] for k in ("two-branch", "rewritten")}, "two-branch", rounds)
-    return [str(batch), "1.00", f"{ratios['two-branch']:.2f}", f"{ratios['rewritten']:.2f}", f"{against['rewritten']:.2f}"]
+    return [
+        str(batch),
+        "1.00",
+        f"{ratios['two-branch']:.2f}",
+        f"{ratios['rewritten']:.2f}",
+        f"{against['rewritten']:.2f}",
+    ]
 
 
 def main() -> None:
@@ -111,11 +121,22 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    header = ["batch", "full fine-tuning", "two-branch / full", "rewritten / full", "rewritten / two-branch"]
-    table = tabulate([row(b, options.rounds) for b in options.batch], headers=header, tablefmt="github", disable_numparse=True)
+    header = [
+        "batch",
+        "full fine-tuning",
+        "two-branch / full",
+        "rewritten / full",
+        "rewritten / two-branch",
+    ]
+    table = tabulate(
+        [row(b, options.rounds) for b in options.batch],
+        headers=header,
+        tablefmt="github",
+        disable_numparse=True,
+    )
     text = (
-        "# Step time, paired\n\nMobileNetV2 (examples/backbones.py) at 97x60, rank 2, pointwise sites, CPU, contiguous: "
-        "one forward and backward, medians of paired ratios.\n\n"
+        "# Step time, paired\n\nMobileNetV2 (examples/backbones.py) at 97x60, rank 2, pointwise sites, "
+        "CPU, contiguous: one forward and backward, medians of paired ratios.\n\n"
         f"Command: `python benchmarks/step_time.py --threads {options.threads}`; torch {torch.__version__}, "
         f"Python {platform.python_version()}, {options.threads} threads, {options.rounds} rounds.\n\n{table}\n"
     )

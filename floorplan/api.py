@@ -75,13 +75,17 @@ def check(
     rank: judge the model as `rewrite` would adapt it; on an adapted model, assert its rank.
     mode: "train" or "eval" sets the model's mode first. measured: run it for real as well.
     """
-    s = subject_of(model, inputs, batch=batch, shapes=shapes, weights=weights, allow=allow, trust=trust)
+    s = subject_of(
+        model, inputs, batch=batch, shapes=shapes, weights=weights, allow=allow, trust=trust
+    )
     if mode != "saved":
         s.model.train(mode == "train")
     has = adapter_rank(s.model)
     if rank is None or has is not None:
         if rank is not None and has != rank:
-            raise FloorplanError(f"{s.name}: adapted at rank {has}, not {rank}; leave --rank out to check it as it is")
+            raise FloorplanError(
+                f"{s.name}: adapted at rank {has}, not {rank}; leave --rank out to check it as it is"
+            )
         traced = trace(s.model, s.inputs)
         return _report(s, traced, s.model, "as-is", has, {}, measured, autocast)
     traced, log = _rewritten(s, memflora(rank, sites, seed, train_head), verified=False)
@@ -130,7 +134,9 @@ def _rewritten(s: Subject, adapter: Pass, verified: bool) -> tuple[Traced, dict[
         if verified:
             same_start(gm, traced.gm, small)
     except FloorplanError as e:
-        hint = "".join(f"; {path} was not traced: {why}" for path, why in list(traced.opaque.items())[:1])
+        hint = "".join(
+            f"; {path} was not traced: {why}" for path, why in list(traced.opaque.items())[:1]
+        )
         raise type(e)(f"{s.name}: {e}{hint}") from e
     gm.train()
     return replace(traced, gm=gm), log
@@ -158,12 +164,20 @@ def rewrite(
     Returns a trainable GraphModule in train mode, equal to the source model in eval mode while U = 0,
     and predicted beside measured figures for the model before and after.
     """
-    s = subject_of(model, inputs, batch=batch, shapes=shapes, weights=weights, allow=allow, trust=trust)
+    s = subject_of(
+        model, inputs, batch=batch, shapes=shapes, weights=weights, allow=allow, trust=trust
+    )
     source = trace(s.model, s.inputs)
     before = _report(s, source, s.model, "as-is", None, {}, measured, None)
     traced, log = _rewritten(s, memflora(rank, sites, seed, train_head), verified=True)
     after = _report(s, traced, traced.gm, "rewritten", rank, log, measured, None)
-    options = {"method": "memflora", "rank": rank, "sites": sites, "seed": seed, "train_head": train_head}
+    options = {
+        "method": "memflora",
+        "rank": rank,
+        "sites": sites,
+        "seed": seed,
+        "train_head": train_head,
+    }
     traced.gm.meta["floorplan"] = {**options, "input": [list(t) for t in after.inputs]}
     return Rewritten(traced.gm, RewriteReport(before, after, options))
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
@@ -16,21 +16,52 @@ from floorplan import api, explain, gate, sarif
 from floorplan.errors import FloorplanError
 from floorplan.files import ensure_writable, write_text
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
-                  help="What will autograd keep, is that the activation-memory floor, and the rewrite that gets there.")  # fmt: skip
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="What will autograd keep, is it the activation-memory floor, and the rewrite that gets there.",
+)
 
-Model = Annotated[str, typer.Argument(help="A .pt file of torch.save(model), pkg.mod:factory, file.py:factory, or an adapted.pt.")]
-Rank = Annotated[int | None, typer.Option(help="Judge the model as `rewrite` would adapt it at this rank.", min=1)]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A .pt file of torch.save(model), pkg.mod:factory, file.py:factory, or an adapted.pt."
+    ),
+]
+Rank = Annotated[
+    int | None,
+    typer.Option(help="Judge the model as `rewrite` would adapt it at this rank.", min=1),
+]
 RankSet = Annotated[int, typer.Option(help="Rank of the adapters.", min=1)]
-Sites = Annotated[str, typer.Option(help="auto, all, pointwise, or globs over conv names (comma-separated).")]
+Sites = Annotated[
+    str, typer.Option(help="auto, all, pointwise, or globs over conv names (comma-separated).")
+]
 Seed = Annotated[int, typer.Option(help="Seed of the frozen projections.")]
 Head = Annotated[bool, typer.Option("--train-head", help="Keep the last Linear layer trainable.")]
 Batch = Annotated[int | None, typer.Option(help="Batch size of the byte figures.", min=1)]
-Input = Annotated[list[str] | None, typer.Option("--input", help="Shape of one sample, C,H,W; once for each input.")]
+Input = Annotated[
+    list[str] | None,
+    typer.Option("--input", help="Shape of one sample, C,H,W; once for each input."),
+]
 Weights = Annotated[str | None, typer.Option(help="A state_dict to load into the factory's model.")]
-Allow = Annotated[list[str] | None, typer.Option(help="Admit nn.Module classes of this installed package from a file.")]
-Trust = Annotated[bool, typer.Option("--trust", help="Unpickle the file as it is: THIS RUNS ANY CODE IN IT.")]
-Json = Annotated[str | None, typer.Option("--json", help="Write the whole report as JSON ('-': to stdout, instead of the table).")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(help="Admit nn.Module classes of this installed package from a file."),
+]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Unpickle the file as it is: THIS RUNS ANY CODE IN IT.")
+]
+Measure = Annotated[bool, typer.Option("--measure", help="Run the model too: predicted, measured, difference.")]
+Out = Annotated[str, typer.Option("-o", "--output", help="The adapted model (data, not code).")]
+Node = Annotated[str, typer.Argument(help="A node or module name, such as layer3.2.conv2.")]
+Config = Annotated[Path, typer.Argument(help="A pyproject.toml with [[tool.floorplan.gate]] entries.")]
+Json = Annotated[
+    str | None,
+    typer.Option(
+        "--json", help="Write the whole report as JSON ('-': to stdout, instead of the table)."
+    ),
+]
 
 
 def shapes_of(inputs: list[str] | None) -> list[tuple[int, ...]] | None:
@@ -61,7 +92,13 @@ def busy(what: str) -> Iterator[None]:
 
 def dtype_of(name: str | None) -> torch.dtype | None:
     """--autocast bf16 or fp16."""
-    known = {None: None, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16}
+    known = {
+        None: None,
+        "bf16": torch.bfloat16,
+        "bfloat16": torch.bfloat16,
+        "fp16": torch.float16,
+        "float16": torch.float16,
+    }
     if name not in known:
         raise FloorplanError(f"--autocast {name}: not known; use bf16 or fp16")
     return known[name]
@@ -70,7 +107,7 @@ def dtype_of(name: str | None) -> torch.dtype | None:
 @app.command()
 def check(
     model: Model, rank: Rank = None, sites: Sites = "auto", seed: Seed = 0, train_head: Head = False,
-    batch: Batch = None, input: Input = None, measure: Annotated[bool, typer.Option("--measure", help="Run the model too, and show the difference.")] = False,
+    batch: Batch = None, input: Input = None, measure: Measure = False,
     autocast: Annotated[str | None, typer.Option(help="Under autocast: bf16 or fp16.")] = None,
     mode: Annotated[str, typer.Option(help="Check the model in this mode: as saved, train or eval.")] = "saved",
     json_file: Json = None,
@@ -108,8 +145,9 @@ def emit(report: Any, json_file: str | None) -> None:
 
 @app.command()
 def rewrite(
-    model: Model, output: Annotated[str, typer.Option("-o", "--output", help="The adapted model (data, not code).")],
-    rank: RankSet = 2, sites: Sites = "auto", seed: Seed = 0, train_head: Head = False, batch: Batch = None, input: Input = None,
+    model: Model, output: Out,
+    rank: RankSet = 2, sites: Sites = "auto", seed: Seed = 0, train_head: Head = False,
+    batch: Batch = None, input: Input = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing outputs.")] = False,
     weights: Weights = None, allow: Allow = None, trust: Trust = False,
 ) -> None:  # fmt: skip
@@ -132,7 +170,7 @@ def rewrite(
 
 @app.command()
 def why(
-    model: Model, node: Annotated[str, typer.Argument(help="A node or module name, such as layer3.2.conv2.")],
+    model: Model, node: Node,
     rank: Rank = None, sites: Sites = "auto", batch: Batch = None, input: Input = None,
     weights: Weights = None, allow: Allow = None, trust: Trust = False,
 ) -> None:  # fmt: skip
@@ -145,7 +183,7 @@ def why(
 
 @app.command("gate")
 def gate_command(
-    config: Annotated[Path, typer.Argument(help="A pyproject.toml with [[tool.floorplan.gate]] entries.")] = Path("pyproject.toml"),
+    config: Config = Path("pyproject.toml"),
 ) -> None:  # fmt: skip
     """Check every model that a pyproject.toml lists; exit 1 if one is not at the floor."""
     failed = gate.run(config, print)
@@ -155,12 +193,23 @@ def gate_command(
 def main() -> None:
     """Run the command line; one line on stderr and exit code 2 for what cannot be used."""
     try:
-        app()
+        raise SystemExit(app(standalone_mode=False) or 0)
     except FloorplanError as e:
-        print(f"floorplan: {' '.join(str(e).split())}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _refuse(str(e))
     except BrokenPipeError:
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        _refuse("interrupted; nothing was written")
+    except Exception as e:
+        # Typer's own exceptions (a missing argument, an unknown option) are click's, vendored or not.
+        if not hasattr(e, "format_message"):
+            raise
+        _refuse(f"{e.format_message()}; `floorplan --help` lists what there is")
+
+
+def _refuse(text: str) -> NoReturn:
+    print(f"floorplan: {' '.join(text.split())}", file=sys.stderr)
+    raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

@@ -120,8 +120,10 @@ def _judge(
         return "floor", "packed to at most 8 bits an element"
     if is_workspace(s):
         return "unproven", "a workspace of the fused LSTM: its size is measured, not derived"
-    if not varying:
+    if not varying and (namer.positions_known or len(shape) <= 1):
         return "floor", "independent of batch and positions"
+    if not varying:
+        return "unproven", f"{where}positions are plain numbers, so whether it grows with them is unknown"
     where = "hidden from save_for_backward, found by the census; " if s.hidden else ""
     if widths:
         return "above", f"{where}full precision and grows with {', '.join(widths)}"
@@ -129,6 +131,8 @@ def _judge(
         return "unproven", f"{where}inside {s.module}, which was not traced: {opaque[s.module]}"
     if _is_bottleneck(s, gm, namer, shape):
         return "floor", "the rank-r bottleneck"
+    if lost := [p for p in namer.pinned_widths if shape[1:2] == [sympy.Integer(namer.pinned_widths[p])]]:
+        return "above", f"{where}full precision and as wide as {lost[0]}, which the model ties to a number"
     return "unproven", f"{where}a plain number stands where a width is expected: a width was pinned"
 
 

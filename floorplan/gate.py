@@ -1,11 +1,11 @@
 """`floorplan gate`: the models of a pyproject.toml, each held to the floor.
 
-    [[tool.floorplan.gate]]
-    model = "my_pkg.nets:build"     # as on the command line
-    rank = 2                        # optional: as `rewrite` would adapt it
-    input = [3, 224, 224]           # optional
-    batch = 8                       # optional
-    max_saved = 1_000_000           # optional: bytes kept, at most
+[[tool.floorplan.gate]]
+model = "my_pkg.nets:build"     # as on the command line
+rank = 2                        # optional: as `rewrite` would adapt it
+input = [3, 224, 224]           # optional
+batch = 8                       # optional
+max_saved = 1_000_000           # optional: bytes kept, at most
 """
 
 import tomllib
@@ -30,10 +30,14 @@ def entries_of(path: Path) -> list[dict[str, Any]]:
         raise FloorplanError(f"{path}: not valid TOML: {e}") from e
     entries = document.get("tool", {}).get("floorplan", {}).get("gate", [])
     if not isinstance(entries, list) or not entries:
-        raise FloorplanError(f"{path}: has no [[tool.floorplan.gate]] entries; add one with model = \"pkg.mod:factory\"")
-    for e in entries:
-        if not isinstance(e, dict) or "model" not in e or e.keys() - KEYS:
-            raise FloorplanError(f"{path}: gate entry {e}: needs `model`, and knows only {', '.join(sorted(KEYS))}")
+        raise FloorplanError(
+            f'{path}: has no [[tool.floorplan.gate]] entries; add one with model = "pkg.mod:factory"'
+        )
+    for entry in entries:
+        if not isinstance(entry, dict) or "model" not in entry or entry.keys() - KEYS:
+            raise FloorplanError(
+                f"{path}: gate entry {entry}: needs `model`, and knows only {', '.join(sorted(KEYS))}"
+            )
     return entries
 
 

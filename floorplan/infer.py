@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from floorplan.errors import FloorplanError
 from floorplan.fused import FusedConv
+from floorplan.kernels import quiet_fakes
 from floorplan.symbols import _replace, clone_structure
 
 POSITIONS: dict[int, tuple[tuple[int, ...], ...]] = {
@@ -19,7 +20,9 @@ POSITIONS: dict[int, tuple[tuple[int, ...], ...]] = {
 }
 
 
-def make_inputs(model: nn.Module, shapes: Sequence[Sequence[int]], batch: int) -> tuple[Tensor, ...]:
+def make_inputs(
+    model: nn.Module, shapes: Sequence[Sequence[int]], batch: int
+) -> tuple[Tensor, ...]:
     """Random inputs of (batch, *shape) each, in the model's dtype and on its device."""
     like = next((t for t in [*model.parameters(), *model.buffers()] if t.is_floating_point()), None)
     dtype = like.dtype if like is not None else torch.get_default_dtype()
@@ -63,7 +66,9 @@ def _candidates(model: nn.Module) -> Iterator[tuple[tuple[int, ...], str]]:
 def _spatial(m: Any) -> int:
     if isinstance(m, FusedConv):
         return len(m.geo.kernel)
-    if isinstance(m, nn.modules.conv._ConvNd) and not isinstance(m.weight, nn.UninitializedParameter):
+    if isinstance(m, nn.modules.conv._ConvNd) and not isinstance(
+        m.weight, nn.UninitializedParameter
+    ):
         return m.weight.dim() - 2
     return 0
 
@@ -74,7 +79,7 @@ def _accepts(model: nn.Module, shape: Sequence[int]) -> bool:
     _replace(twin, lambda name, t, m: mode.from_tensor(t.detach(), static_shapes=True))
     x = mode.from_tensor(make_inputs(model, [shape], 2)[0], static_shapes=True)
     try:
-        with mode, torch.no_grad():
+        with quiet_fakes(), mode, torch.no_grad():
             twin(x)
     except Exception:  # whatever a model raises, it does not accept this size
         return False

@@ -1,10 +1,12 @@
 """Readable names for the symbols of a fake run: B, C3, H2, r; and formulas in them."""
 
+from functools import cached_property
 from typing import Any
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
+from floorplan.storage import tensors_in
 from floorplan.symbols import Fakes
 
 _POSITION = "DHWT"
@@ -111,7 +113,7 @@ class Namer:
             e = e.subs(position, alias)
         return str(e)
 
-    @property
+    @cached_property
     def pinned(self) -> list[str]:
         """Symbols that the run turned into numbers."""
         out = []
@@ -120,6 +122,19 @@ class Namer:
             if value.is_number:
                 out.append(f"{ours.name} = {value}")
         return out
+
+    @cached_property
+    def pinned_widths(self) -> dict[str, int]:
+        """Widths that the run turned into numbers, and these."""
+        pairs = (p.split(" = ") for p in self.pinned if p.startswith("C"))
+        return {name: int(value) for name, value in pairs}
+
+    @cached_property
+    def positions_known(self) -> bool:
+        """Whether every position of the inputs is a symbol still."""
+        sizes = [n for t in tensors_in(self.fakes.inputs) for n in t.shape[2:]]
+        plain = any(isinstance(n, int) and n > 1 for n in sizes)
+        return not plain and not any(p[0] in _POSITION for p in self.pinned)
 
     def values(self) -> dict[str, int]:
         """Every name used, with its value at the sizes asked for."""

@@ -133,7 +133,12 @@ def entry_json(e: Entry) -> dict[str, Any]:
     names = ("node", "op", "module", "pillar", "owner", "dtype", "bits_per_element", "storage", "expr",
              "verdict", "reason", "fix", "hidden", "tensor_bytes")  # fmt: skip
     row = {n: getattr(e, n) for n in names}
-    return {**row, "shape": list(e.shape), "bytes": e.nbytes, "width_symbols": list(e.width_symbols)}
+    return {
+        **row,
+        "shape": list(e.shape),
+        "bytes": e.nbytes,
+        "width_symbols": list(e.width_symbols),
+    }
 
 
 def _joined(total: str, more: str) -> str:
@@ -161,7 +166,9 @@ def figure_rows(predicted: Figures, measured: Figures | None) -> list[list[str]]
 
 
 def _check_lines(r: CheckReport) -> list[str]:
-    what = "as it stands" if r.subject == "as-is" else f"as `rewrite --rank {r.rank}` would adapt it"
+    what = (
+        "as it stands" if r.subject == "as-is" else f"as `rewrite --rank {r.rank}` would adapt it"
+    )
     shapes = ", ".join(str(list(i)) for i in r.inputs)
     lines = [f"{r.name} ({what}), input {shapes}", ""]
     header = ["figure", "predicted"] + (["measured", "difference"] if r.measured else [])
@@ -171,8 +178,12 @@ def _check_lines(r: CheckReport) -> list[str]:
         lines += [table(pillars, ["pillar", "storages", "kept", "why"], right=(1, 2)), ""]
     guilty = r.proof.guilty
     if guilty:
-        rows = [[e.node, e.op, e.pillar, _shape(e), f"{e.nbytes:,} B", e.reason] for e in guilty[:TOP]]
-        lines += [table(rows, ["guilty node", "op", "pillar", "shape", "bytes", "reason"], right=(4,))]
+        rows = [
+            [e.node, e.op, e.pillar, _shape(e), f"{e.nbytes:,} B", e.reason] for e in guilty[:TOP]
+        ]
+        lines += [
+            table(rows, ["guilty node", "op", "pillar", "shape", "bytes", "reason"], right=(4,))
+        ]
         lines += [f"… and {len(guilty) - TOP} more (--json has all)"] if len(guilty) > TOP else []
         lines += [""]
     lines += _legend(r)
@@ -195,7 +206,9 @@ def _verdict_words(r: CheckReport) -> str:
 
 def _legend(r: CheckReport) -> list[str]:
     used = {x for e in r.proof.guilty[:TOP] for x in e.width_symbols}
-    names = [f"{n} = {r.proof.symbols[n]} ({r.proof.layers[n]})" for n in r.proof.layers if n in used]
+    names = [
+        f"{n} = {r.proof.symbols[n]} ({r.proof.layers[n]})" for n in r.proof.layers if n in used
+    ]
     return ["widths: " + ", ".join(names)] if names else []
 
 
@@ -206,7 +219,15 @@ def _shape(e: Entry) -> str:
 def table(rows: Sequence[Sequence[Any]], header: Sequence[str], right: Sequence[int] = ()) -> str:
     """A plain text table; the columns in `right` are numbers."""
     align = ["right" if i in right else "left" for i in range(len(header))]
-    return str(tabulate(rows, headers=header, tablefmt="simple", colalign=align if rows else None, disable_numparse=True))
+    return str(
+        tabulate(
+            rows,
+            headers=header,
+            tablefmt="simple",
+            colalign=align if rows else None,
+            disable_numparse=True,
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -242,13 +263,27 @@ class RewriteReport:
         rows = []
         for k, v in b.predicted.as_dict().items():
             w = a.predicted.as_dict()[k]
-            row = [LABELS[k], f"{v:,}", _real(b, k), f"{w:,}", _real(a, k), f"{w / v:.4f}" if v else "-"]
+            row = [
+                LABELS[k],
+                f"{v:,}",
+                _real(b, k),
+                f"{w:,}",
+                _real(a, k),
+                f"{w / v:.4f}" if v else "-",
+            ]
             rows.append(row)
         header = ["figure (bytes)", "before", "measured", "after", "measured", "ratio"]
         align = ["left"] + ["right"] * 5
-        out = [tabulate(rows, headers=header, tablefmt=style, colalign=align, disable_numparse=True), ""]
+        out = [
+            tabulate(rows, headers=header, tablefmt=style, colalign=align, disable_numparse=True),
+            "",
+        ]
         pillars = [
-            [p, f"{b.pillars.get(p, {}).get('bytes', 0):,}", f"{a.pillars.get(p, {}).get('bytes', 0):,}"]
+            [
+                p,
+                f"{b.pillars.get(p, {}).get('bytes', 0):,}",
+                f"{a.pillars.get(p, {}).get('bytes', 0):,}",
+            ]
             for p in PILLARS
             if p in b.pillars or p in a.pillars
         ]
@@ -256,7 +291,10 @@ class RewriteReport:
                          colalign=["left", "right", "right"], disable_numparse=True), ""]  # fmt: skip
         refused = _grouped(a.refused)
         if refused:
-            out += [tabulate(refused, headers=["pass", "left alone", "because"], tablefmt=style), ""]
+            out += [
+                tabulate(refused, headers=["pass", "left alone", "because"], tablefmt=style),
+                "",
+            ]
         if a.proof.guilty:
             rows = [[e.node, e.op, _shape(e), f"{e.nbytes:,}", e.fix] for e in a.proof.guilty]
             out += [tabulate(rows, headers=["above the floor", "op", "shape", "bytes", "what would remove it"],

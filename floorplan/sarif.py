@@ -30,13 +30,17 @@ def document(report: CheckReport) -> dict[str, Any]:
 
 def _result(report: CheckReport, e: Any) -> dict[str, Any]:
     file, _, line = report.lines.get(e.node, "").rpartition(":")
-    location: dict[str, Any] = {"logicalLocations": [{"fullyQualifiedName": e.module or e.node, "kind": "member"}]}
+    location: dict[str, Any] = {
+        "logicalLocations": [{"fullyQualifiedName": e.module or e.node, "kind": "member"}]
+    }
     if file:
         region = {"startLine": int(line)}
         location["physicalLocation"] = {"artifactLocation": {"uri": file}, "region": region}
     return {
         "ruleId": f"above-floor/{e.pillar}",
         "level": "error" if e.verdict == "above" else "warning",
-        "message": {"text": f"{e.node} ({e.op}) keeps [{', '.join(e.shape)}] {e.dtype}, {e.expr} bytes: {e.reason}; {e.fix}"},
+        "message": {
+            "text": f"{e.node} ({e.op}) keeps [{', '.join(e.shape)}] {e.dtype}, {e.expr} bytes: {e.reason}; {e.fix}"
+        },
         "locations": [location],
     }

@@ -34,7 +34,9 @@ def try_other_sides(
         elif _agrees(gm, inputs, proof, batch, autocast):
             said.append(f"{text} (tried at B = {batch} too: the same tensors, the same formulas)")
         else:
-            said.append(f"{text}; at B = {batch} other tensors are kept: check that batch by itself")
+            said.append(
+                f"{text}; at B = {batch} other tensors are kept: check that batch by itself"
+            )
     return replace(proof, assumptions=tuple(said))
 
 
@@ -44,13 +46,19 @@ def _other_batch(text: str) -> int | None:
         guard = sympy.sympify(text, locals={"B": B})
     except (sympy.SympifyError, SyntaxError, TypeError, AttributeError):
         return None
-    if getattr(guard, "free_symbols", None) != {B} or not isinstance(guard, sympy.core.relational.Relational):
+    if getattr(guard, "free_symbols", None) != {B} or not isinstance(
+        guard, sympy.core.relational.Relational
+    ):
         return None
     return next((n for n in CANDIDATES if guard.subs(B, n) == sympy.false), None)
 
 
 def _agrees(
-    gm: fx.GraphModule, inputs: Sequence[Any], proof: Proof, batch: int, autocast: torch.dtype | None
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    proof: Proof,
+    batch: int,
+    autocast: torch.dtype | None,
 ) -> bool:
     def resized(t: Any) -> Any:
         return t.new_empty((batch, *t.shape[1:])) if isinstance(t, Tensor) and t.dim() else t

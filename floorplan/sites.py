@@ -61,11 +61,11 @@ def conv_reason(conv: nn.Module) -> str:
     """Why a conv cannot become a site; "" if it can."""
     if parametrize.is_parametrized(conv):
         return PARAMETRIZED
-    if why := hook_reason(conv) or _own_forward(conv, CONV_TYPES):
-        return why
     weight = cast(Any, conv).weight
     if isinstance(weight, nn.UninitializedParameter):
         return "it is lazy; run one batch through the model first"
+    if why := hook_reason(conv) or _own_forward(conv, CONV_TYPES):
+        return why
     if not weight.is_floating_point():
         return f"its weight is {weight.dtype}"
     return ""
@@ -91,13 +91,14 @@ def bn_reason(bn: nn.Module) -> str:
         return why
     if b.running_mean is None or b.running_var is None:
         return "no running statistics: it normalises by the batch in eval mode too"
-    variance = b.running_var.double() + b.eps
-    bad = (~torch.isfinite(variance) | (variance <= 0)).nonzero().flatten()
-    if len(bad):
-        return f"running_var + eps <= 0 or not finite at channel {int(bad[0])}"
-    if not torch.isfinite(b.running_mean).all():
-        return "running_mean is not finite"
-    return ""
+    # In float32, where it is used: in float64 a variance of -eps leaves a rest above zero.
+    variance = b.running_var.float() + b.eps
+    faults = (
+        ("running_var + eps <= 0", variance <= 0),
+        ("running_var is not finite", ~torch.isfinite(variance)),
+        ("running_mean is not finite", ~torch.isfinite(b.running_mean)),
+    )
+    return next((f"{why} at channel {int(bad.nonzero()[0])}" for why, bad in faults if bad.any()), "")
 
 
 def bn_affine(bn: nn.Module) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ Hints are chosen so that nothing is unified by accident: a prime for B, for r an
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -32,6 +32,7 @@ class Sizes:
     """How the run's sizes are chosen: positions as symbols near the real ones, equal to them, or fixed."""
 
     positions: str  # "primes", "exact" or "fixed"
+    taken: frozenset[int] = frozenset()  # sizes that no hint may have
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,8 @@ class _Symbolic:
         self.env = ShapeEnv(duck_shape=True)
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         self.sizes, self.device = sizes, device
-        self.used = {n for t in _all_tensors(gm) for n in t.shape}
+        self.widths = {n for t in _all_tensors(gm) for n in t.shape[:2]}
+        self.used = {n for t in _all_tensors(gm) for n in t.shape} | sizes.taken
         self.hints: dict[tuple[str, int], int] = {}
         self.names: dict[sympy.Symbol, sympy.Symbol] = {}
         self.values: dict[str, int] = {}
@@ -153,7 +155,9 @@ class _Symbolic:
             shape[0] = self.batch_hint
         fake = self.fake(name, shape, t, dims).requires_grad_(t.requires_grad)
         for i, n in enumerate(t.shape):
-            kind = "B" if i == 0 else "C" if i == 1 else axes[i - 2] if axes else ""
+            kind = "B" if i == 0 else axes[i - 2] if i > 1 and axes else ""
+            if i == 1:  # a width only if a layer has it; else a position, such as time in (B, T, S)
+                kind = "C" if n in self.widths else "T0"
             self._name(fake.shape[i], kind, n, name)
         return fake
 
@@ -189,7 +193,8 @@ def symbolic_fakes(
 ) -> Fakes:
     """Fakes with symbolic sizes on `device` (None: where the model lives)."""
     batch = next((t.shape[0] for t in inputs if isinstance(t, Tensor) and t.dim()), 1)
-    s = _Symbolic(gm, sizes, device, batch)
+    taken = frozenset(t.shape[1] for t in inputs if isinstance(t, Tensor) and t.dim() > 1)
+    s = _Symbolic(gm, replace(sizes, taken=taken), device, batch)
     twin = clone_structure(gm)
     names = iter(n.name for n in twin.graph.nodes if n.op == "placeholder")
     _replace(twin, s.state)

@@ -25,4 +25,6 @@ def assert_memory_floor(
             for e in report.proof.guilty]  # fmt: skip
     header = ["node", "op", "pillar", "shape", "bytes", "why", "what would remove it"]
     notes = "\n".join(f"note: {n}" for n in (*report.notes, *report.proof.assumptions))
-    raise AssertionError(f"{report.name} is {report.verdict}, not AT_FLOOR\n{table(rows, header, right=(4,))}\n{notes}")
+    raise AssertionError(
+        f"{report.name} is {report.verdict}, not AT_FLOOR\n{table(rows, header, right=(4,))}\n{notes}"
+    )

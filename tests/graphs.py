@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -10,6 +10,8 @@ from torch import Tensor, fx, nn
 from floorplan.driver import Pass, Site, rewrite
 from floorplan.fused import FusedConv
 from floorplan.verify import Verifier
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def show(gm: fx.GraphModule, log: Iterable[Site]) -> str:
@@ -57,6 +59,18 @@ def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
                     m.weight.copy_(torch.rand(m.weight.shape, generator=g) * 3 - 1)
                     m.bias.copy_(torch.randn(m.bias.shape, generator=g) * 2)
     return model
+
+
+def last(m: M) -> M:
+    """The module with its weights in channels_last."""
+    return cast(Any, m).to(memory_format=torch.channels_last)  # type: ignore[no-any-return]
+
+
+def site_at(gm: nn.Module, path: str) -> FusedConv:
+    """The site at a path."""
+    m = gm.get_submodule(path)
+    assert isinstance(m, FusedConv)
+    return m
 
 
 def kept_bytes(model: nn.Module, *inputs: Any) -> int:

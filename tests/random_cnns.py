@@ -13,22 +13,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
+from random_layers import FUNCTIONS, MODULES, Spec
 
-Spec = dict[str, Any]
 Draw = Callable[..., Any]
 
-STYLES = {
-    "ReLU": ["module", "inplace", "function", "function_", "torch", "torch_", "method", "method_"],
-    "ReLU6": ["module", "inplace", "function", "clamp"],
-    "Hardtanh": ["module", "inplace", "function", "clamp"],
-    "LeakyReLU": ["module", "inplace", "function", "function_"],
-    "Hardsigmoid": ["module", "inplace", "function"],
-    "Threshold": ["module", "inplace", "function"],
-    "SiLU": ["module", "inplace", "function"],
-    "Tanh": ["module", "torch", "method"],
-    "Sigmoid": ["module", "torch", "method", "method_"],
-    "PReLU": ["module"],
-}
+STYLES = {name: ["module"] + ["inplace"] * (name not in ("Tanh", "Sigmoid")) for name in MODULES}
+for _name, _style in FUNCTIONS:
+    STYLES[_name].append(_style)
 
 
 @dataclass
@@ -39,7 +30,7 @@ class State:
     channels: int
     size: list[int]
     keep: bool = False  # positions may not change
-    fresh: bool = False  # the last op made the tensor and keeps no reading of it: may be overwritten
+    fresh: bool = False  # made by the last op, which does not keep it: may be overwritten
     depth: int = 0
     budget: list[int] = field(default_factory=lambda: [7])
 
@@ -53,10 +44,9 @@ class State:
         return bool(self.draw(st.booleans()))
 
     def inner(self, channels: int | None = None) -> "State":
-        return replace(
-            self, channels=channels or self.channels, size=list(self.size),
-            keep=True, fresh=False, depth=self.depth + 1,
-        )  # fmt: skip
+        new = replace(self, channels=channels or self.channels, size=list(self.size))
+        new.keep, new.fresh, new.depth = True, False, self.depth + 1
+        return new
 
 
 def _divisors(*ns: int) -> list[int]:
@@ -66,12 +56,12 @@ def _divisors(*ns: int) -> list[int]:
 def conv(s: State, out: int | None = None, plain: bool = False) -> Spec:
     """A convolution of s; updates s."""
     depthwise = not plain and out is None and s.number(0, 4) == 0
-    out = out or (s.channels * s.pick(1, 2) if depthwise and s.channels < 5 else s.pick(6, 5, 8, 4, 3, 7, 9, 2))
-    groups = s.pick(*_divisors(s.channels, out))
     if depthwise:
-        out, groups = s.channels * max(1, out // s.channels), s.channels
-    spec: Spec = {"kind": "conv", "in": s.channels, "out": out, "groups": groups, "bias": s.chance(),
-                  "nd": len(s.size), "mode": "zeros", "pad": None, "pad_mode": "constant", "value": 0}  # fmt: skip
+        out, groups = s.channels * (s.pick(1, 2) if s.channels < 5 else 1), s.channels
+    else:
+        out = out or s.pick(6, 5, 8, 4, 3, 7, 9, 2)
+        groups = s.pick(*_divisors(s.channels, out))
+    spec = _conv(s, out) | {"groups": groups, "pad_mode": "constant", "value": 0}
     axes = [_axis(s, n, plain) for n in s.size]
     if s.chance():
         axes = [_axis(s, min(s.size), plain)] * len(s.size)
@@ -93,13 +83,20 @@ def conv(s: State, out: int | None = None, plain: bool = False) -> Spec:
     return spec
 
 
+def _conv(s: State, out: int, kernel: int = 1, stride: int = 1, padding: int = 0) -> Spec:
+    nd = len(s.size)
+    return {"kind": "conv", "in": s.channels, "out": out, "groups": 1, "bias": s.chance(), "nd": nd,
+            "mode": "zeros", "pad": None, "kernel": [kernel] * nd, "stride": [stride] * nd,
+            "dilation": [1] * nd, "padding": [padding] * nd}  # fmt: skip
+
+
 def _axis(s: State, n: int, plain: bool) -> Spec:
     kernel = s.number(1, min(3 if plain else 5, n))
     dilation = s.number(1, 2) if 2 * (kernel - 1) < n else 1
     reach = dilation * (kernel - 1)
-    a = {"kernel": kernel, "stride": 1, "dilation": dilation}
+    a = {"kernel": kernel, "dilation": dilation}
     if s.keep:
-        return {**a, "pads": _same(a)}
+        return {**a, "stride": 1, "pads": _same(a)}
     most = min(reach, n - 1)
     lo = s.number(0, most)
     hi = lo if s.chance() else s.number(0, most)
@@ -140,14 +137,15 @@ def transposed(s: State) -> Spec:
 def norm(s: State) -> Spec:
     """A BatchNorm with drawn statistics."""
     s.fresh = True
-    return {"kind": "norm", "channels": s.channels, "nd": len(s.size),
-            "affine": s.pick(True, True, False), "track": s.pick(True, True, True, False)}  # fmt: skip
+    options = {"affine": s.pick(True, True, False), "track": s.pick(True, True, True, False)}
+    return {"kind": "norm", "channels": s.channels, "nd": len(s.size), **options}
 
 
 def activation(s: State) -> Spec:
-    """An activation in one of its spellings; in place only where nobody needs what it overwrites."""
-    name = s.pick("ReLU", "ReLU", "ReLU6", *STYLES)
-    styles = [x for x in STYLES[name] if s.fresh or not (x == "inplace" or x.endswith("_"))]
+    """An activation in one of its spellings; in place only on a fresh tensor."""
+    name = s.pick("ReLU", "ReLU", "ReLU6", "PReLU", *STYLES)
+    known = STYLES.get(name, ["module"])
+    styles = [x for x in known if s.fresh or not (x == "inplace" or x.endswith("_"))]
     s.fresh = False
     return {"kind": "act", "name": name, "style": s.pick(*styles), "channels": s.channels}
 
@@ -156,8 +154,7 @@ def unit(s: State, out: int | None = None) -> list[Spec]:
     """conv with a BatchNorm and an activation before it, behind it, or not at all."""
     order = s.pick("cna", "cna", "cn", "ca", "c", "nac", "acn", "cncna")
     draws = {"n": norm, "a": activation}
-    convs = order.count("c")
-    specs: list[Spec] = []
+    convs, specs = order.count("c"), list[Spec]()
     for letter in order:
         if letter == "c":
             convs -= 1
@@ -187,11 +184,9 @@ def pool(s: State) -> Spec:
     return spec
 
 
-def body(s: State, out: int | None = None, longest: int = 2) -> list[Spec]:
+def body(s: State, out: int | None = None) -> list[Spec]:
     """A short sequence; ends with `out` channels if given."""
-    specs: list[Spec] = []
-    for _ in range(s.number(0, longest - 1)):
-        specs += block(s)
+    specs = block(s) if s.chance() else []
     return specs + (unit(s, out) if out or s.chance() else [])
 
 
@@ -200,14 +195,13 @@ def residual(s: State) -> Spec:
     out = s.channels if s.chance() else s.number(2, 8)
     stride = 1 if s.keep or min(s.size) < 4 else s.number(1, 2)
     inner = s.inner()
-    first: list[Spec] = []
-    if stride > 1:
-        first = [_strided(inner, 3, 1, out)]
-        inner.fresh, s.fresh = True, False
+    first = [_strided(inner, 3, 1, out)] if stride > 1 else []
+    inner.fresh = stride > 1
     main = first + body(inner, out)
     project = None
     if stride > 1 or out != s.channels:
-        project = [_strided(s.inner(), 1, 0, out, stride)] + ([norm(s.inner(out))] if s.chance() else [])
+        project = [_strided(s.inner(), 1, 0, out, stride)]
+        project += [norm(s.inner(out))] if s.chance() else []
     hows = ["a+b", "b+a", "add", "alpha", "sub"] + (["a+=b", "a+=b", "add_"] if inner.fresh else [])
     how = s.pick(*hows)
     s.size, s.channels, s.fresh = inner.size, out, True
@@ -215,10 +209,7 @@ def residual(s: State) -> Spec:
 
 
 def _strided(s: State, kernel: int, padding: int, out: int, stride: int = 2) -> Spec:
-    nd = len(s.size)
-    spec = {"kind": "conv", "in": s.channels, "out": out, "groups": 1, "bias": s.chance(), "nd": nd,
-            "mode": "zeros", "pad": None, "kernel": [kernel] * nd, "stride": [stride] * nd,
-            "dilation": [1] * nd, "padding": [padding] * nd}  # fmt: skip
+    spec = _conv(s, out, kernel, stride, padding)
     s.size = [(n - 1) // stride + 1 for n in s.size]
     s.channels = out
     return spec
@@ -226,8 +217,7 @@ def _strided(s: State, kernel: int, padding: int, out: int, stride: int = 2) -> 
 
 def concat(s: State) -> Spec:
     """Branches side by side, the input itself sometimes among them."""
-    branches = []
-    total = 0
+    branches, total = [], 0
     for _ in range(s.number(2, 3)):
         inner = s.inner()
         branches.append(unit(inner, s.number(1, 3)))
@@ -259,13 +249,8 @@ def shared(s: State) -> Spec:
 
 def squeeze(s: State) -> Spec:
     """A gate, or a sum, from the mean over all positions."""
-    nd = len(s.size)
-    one = [1] * nd
-    spec = {"kind": "conv", "in": s.channels, "out": s.channels, "groups": 1, "bias": True, "nd": nd,
-            "mode": "zeros", "pad": None, "kernel": one, "stride": one, "dilation": one,
-            "padding": [0] * nd}  # fmt: skip
     s.fresh = True
-    return {"kind": "squeeze", "conv": spec, "how": s.pick("mul", "add")}
+    return {"kind": "squeeze", "conv": _conv(s, s.channels), "how": s.pick("mul", "add")}
 
 
 def small(s: State) -> Spec:
@@ -276,7 +261,8 @@ def small(s: State) -> Spec:
     was, s.fresh = s.fresh, kind == "upsample"
     if kind == "dropout":
         styles = ["module", "spatial", "function"] + (["inplace"] if was else [])
-        return {"kind": kind, "p": s.pick(0.5, 0.1, 0.0), "nd": len(s.size), "style": s.pick(*styles)}
+        spec = {"kind": kind, "p": s.pick(0.5, 0.1, 0.0), "nd": len(s.size)}
+        return {**spec, "style": s.pick(*styles)}
     s.size = [2 * n for n in s.size]
     return {"kind": kind, "nd": len(s.size), "mode": s.pick("nearest", "linear"),
             "style": s.pick("module", "function")}  # fmt: skip
@@ -287,12 +273,10 @@ def block(s: State) -> list[Spec]:
     s.budget[0] -= 1
     simple: list[Callable[[State], Any]] = [unit, unit, small]
     moving = [] if s.keep else [pool, transposed]
-    nested = [residual, residual, concat, split, shared, squeeze] if s.depth < 2 and s.budget[0] > 0 else []
+    nested = [residual, residual, concat, split, shared, squeeze]
+    nested = nested if s.depth < 2 and s.budget[0] > 0 else []
     spec = s.pick(*simple, *moving, *nested)(s)
     return spec if isinstance(spec, list) else [spec]
-
-
-HEADS = ("mean", "adaptive", "flatten", "max", "dense", "pair")
 
 
 @st.composite
@@ -309,6 +293,7 @@ def networks(draw: Draw, dims: tuple[int, ...] = (1, 2, 2, 3)) -> Spec:
     options = {"train": s.chance(), "double": s.chance(), "seed": s.number(0, 99),
                "grad": s.pick("all", "all", "norms", "biases", "convs", "last"),
                "channels_last": s.pick(False, False, True) and nd == 2}  # fmt: skip
-    head = {"kind": s.pick(*HEADS), "channels": s.channels, "size": s.size, "out": s.number(2, 5)}
+    kind = s.pick("mean", "adaptive", "flatten", "max", "dense", "pair")
+    head = {"kind": kind, "channels": s.channels, "size": s.size, "out": s.number(2, 5)}
     return {**first, **options, "layers": layers, "head": head}
 

@@ -1,5 +1,6 @@
 """The modules that random specs describe: every spelling of each op, as users write them."""
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Spec = dict[str, Any]
-
 HINGE = (-0.5, 0.75)  # narrow, so that both sides of a Hardtanh are reached
 MODULES: dict[str, Callable[..., nn.Module]] = {
     "ReLU": nn.ReLU,
@@ -46,6 +46,17 @@ FUNCTIONS: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
 }
 
 
+SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a+b": operator.add,
+    "b+a": lambda a, b: b + a,
+    "a+=b": operator.iadd,
+    "add": torch.add,
+    "add_": lambda a, b: a.add_(b),
+    "alpha": lambda a, b: torch.add(a, b, alpha=0.5),
+    "sub": operator.sub,
+}
+
+
 class Activation(nn.Module):
     """A functional spelling."""
 
@@ -66,9 +77,8 @@ class Padded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         s = self.spec
-        if s["pad_mode"] == "constant":
-            return self.conv(F.pad(x, s["pad"], value=s["value"]))  # type: ignore[no-any-return]
-        return self.conv(F.pad(x, s["pad"], mode=s["pad_mode"]))  # type: ignore[no-any-return]
+        options = {"value": s["value"]} if s["pad_mode"] == "constant" else {"mode": s["pad_mode"]}
+        return self.conv(F.pad(x, s["pad"], **options))  # type: ignore[no-any-return]
 
 
 class Residual(nn.Module):
@@ -83,18 +93,7 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.body(x)
         skip = x if self.project is None else self.project(x)
-        if self.how == "a+=b":
-            y += skip
-            return y  # type: ignore[no-any-return]
-        ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-            "a+b": operator.add,
-            "b+a": lambda a, b: b + a,
-            "add": torch.add,
-            "add_": lambda a, b: a.add_(b),
-            "alpha": lambda a, b: torch.add(a, b, alpha=0.5),
-            "sub": operator.sub,
-        }
-        return ways[self.how](y, skip)
+        return SUMS[self.how](y, skip)
 
 
 class Concat(nn.Module):
@@ -119,9 +118,8 @@ class Split(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         half, how = self.spec["half"], self.spec["how"]
-        if how == "slice":
-            a, b = x[:, :half], x[:, half:]
-        else:
+        a, b = x[:, :half], x[:, half:]
+        if how != "slice":
             a, b = x.chunk(2, dim=1) if how == "chunk" else torch.split(x, half, dim=1)
         y = torch.cat((a, self.body(b)), 1)
         if not self.spec["shuffle"]:
@@ -139,8 +137,8 @@ class Shared(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.how == "chain":
             return self.body(self.body(x))  # type: ignore[no-any-return]
-        second = self.body(F.relu(x) if self.how == "relu" else 0.5 * x)
-        return self.body(x) + second  # type: ignore[no-any-return]
+        other = F.relu(x) if self.how == "relu" else 0.5 * x
+        return self.body(x) + self.body(other)  # type: ignore[no-any-return]
 
 
 class Squeeze(nn.Module):
@@ -153,7 +151,7 @@ class Squeeze(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.conv(x.mean(self.axes, keepdim=True))
-        return x * torch.sigmoid(z) if self.how == "mul" else x + z  # type: ignore[no-any-return]
+        return x * torch.sigmoid(z) if self.how == "mul" else x + z
 
 
 class Function(nn.Module):
@@ -169,8 +167,8 @@ class Function(nn.Module):
             return F.dropout(x, s["p"], self.training)
         if s["kind"] == "upsample":
             return F.interpolate(x, scale_factor=2, mode=s["mode"])
-        pool = getattr(F, f"max_pool{s['nd']}d")
-        return pool(x, s["kernel"], s["stride"], s["padding"], ceil_mode=s["ceil"])  # type: ignore[no-any-return]
+        pool: Callable[..., Tensor] = getattr(F, f"max_pool{s['nd']}d")
+        return pool(x, s["kernel"], s["stride"], s["padding"], ceil_mode=s["ceil"])
 
 
 class Head(nn.Module):
@@ -179,9 +177,7 @@ class Head(nn.Module):
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.kind, self.axes = spec["kind"], tuple(range(2, 2 + len(spec["size"])))
-        width = spec["channels"]
-        if self.kind == "flatten":
-            width *= int(torch.tensor(spec["size"]).prod())
+        width = spec["channels"] * (math.prod(spec["size"]) if self.kind == "flatten" else 1)
         self.pool: nn.Module = getattr(nn, f"AdaptiveAvgPool{len(spec['size'])}d")(1)
         self.linear = nn.Linear(width, spec["out"])
 
@@ -199,11 +195,12 @@ class Head(nn.Module):
 
 def layer(s: Spec) -> nn.Module:
     """The module of one spec."""
-    nested = {"residual": Residual, "concat": Concat, "split": Split, "shared": Shared, "squeeze": Squeeze}
-    if s["kind"] in nested:
-        return nested[s["kind"]](s)
-    plain = {"conv": _conv, "transposed": _transposed, "norm": _norm, "act": _act, "pool": _pool}
-    return plain.get(s["kind"], _small)(s)
+    kinds: dict[str, Callable[[Spec], nn.Module]] = {
+        "conv": _conv, "transposed": _transposed, "norm": _norm, "act": _act, "pool": _pool,
+        "dropout": _dropout, "upsample": _upsample, "residual": Residual, "concat": Concat,
+        "split": Split, "shared": Shared, "squeeze": Squeeze,
+    }  # fmt: skip
+    return kinds[s["kind"]](s)
 
 
 def sequence(specs: list[Spec]) -> nn.Sequential:
@@ -212,51 +209,48 @@ def sequence(specs: list[Spec]) -> nn.Sequential:
 
 
 def _conv(s: Spec) -> nn.Module:
-    conv = getattr(nn, f"Conv{s['nd']}d")(
-        s["in"], s["out"], tuple(s["kernel"]), tuple(s["stride"]),
-        s["padding"] if isinstance(s["padding"], str | int) else tuple(s["padding"]),
-        tuple(s["dilation"]), s["groups"], s["bias"], s["mode"],
-    )  # fmt: skip
+    names = ("in", "out", "kernel", "stride", "padding", "dilation", "groups", "bias", "mode")
+    values = [tuple(s[n]) if isinstance(s[n], list) else s[n] for n in names]
+    conv = getattr(nn, f"Conv{s['nd']}d")(*values)
     return conv if s["pad"] is None else Padded(conv, s)
 
 
 def _transposed(s: Spec) -> nn.Module:
-    return getattr(nn, f"ConvTranspose{s['nd']}d")(  # type: ignore[no-any-return]
-        s["in"], s["out"], s["kernel"], s["stride"], s["padding"], s["extra"], s["groups"], s["bias"],
-        s["dilation"],
-    )  # fmt: skip
+    names = ("in", "out", "kernel", "stride", "padding", "extra", "groups", "bias", "dilation")
+    make: Callable[..., nn.Module] = getattr(nn, f"ConvTranspose{s['nd']}d")
+    return make(*(s[n] for n in names))
 
 
 def _norm(s: Spec) -> nn.Module:
-    make = getattr(nn, f"BatchNorm{s['nd']}d")
-    return make(s["channels"], affine=s["affine"], track_running_stats=s["track"])  # type: ignore[no-any-return]
+    make: Callable[..., nn.Module] = getattr(nn, f"BatchNorm{s['nd']}d")
+    return make(s["channels"], affine=s["affine"], track_running_stats=s["track"])
 
 
 def _act(s: Spec) -> nn.Module:
     if s["name"] == "PReLU":
         return nn.PReLU(s["channels"] if s["channels"] % 2 else 1)
-    if s["style"] in ("module", "inplace"):
-        return MODULES[s["name"]](**({"inplace": True} if s["style"] == "inplace" else {}))
-    return Activation(s["name"], s["style"])
+    if (s["name"], s["style"]) in FUNCTIONS:
+        return Activation(s["name"], s["style"])
+    return MODULES[s["name"]](**({"inplace": True} if s["style"] == "inplace" else {}))
 
 
 def _pool(s: Spec) -> nn.Module:
-    if s["name"].startswith("Adaptive"):
-        return getattr(nn, f"{s['name']}Pool{s['nd']}d")(s["size"])  # type: ignore[no-any-return]
     if s["name"] == "FMax":
         return Function(s)
+    make: Callable[..., nn.Module] = getattr(nn, f"{s['name']}Pool{s['nd']}d")
+    if s["name"].startswith("Adaptive"):
+        return make(s["size"])
     options: Spec = {} if s["name"] == "Max" else {"count_include_pad": s["include"]}
-    make = getattr(nn, f"{s['name']}Pool{s['nd']}d")
-    return make(s["kernel"], s["stride"], s["padding"], ceil_mode=s["ceil"], **options)  # type: ignore[no-any-return]
+    return make(s["kernel"], s["stride"], s["padding"], ceil_mode=s["ceil"], **options)
 
 
-def _small(s: Spec) -> nn.Module:
-    if s["kind"] == "upsample":
-        names = {1: "linear", 2: "bilinear", 3: "trilinear"}
-        mode = s["mode"] if s["mode"] == "nearest" else names[s["nd"]]
-        if s["style"] == "function":
-            return Function({**s, "mode": mode})
-        return nn.Upsample(scale_factor=2, mode=mode)
+def _upsample(s: Spec) -> nn.Module:
+    names = {1: "linear", 2: "bilinear", 3: "trilinear"}
+    mode = s["mode"] if s["mode"] == "nearest" else names[s["nd"]]
+    return Function({**s, "mode": mode}) if s["style"] == "function" else nn.Upsample(None, 2, mode)
+
+
+def _dropout(s: Spec) -> nn.Module:
     if s["style"] == "function":
         return Function(s)
     if s["style"] == "spatial":
@@ -288,8 +282,7 @@ def _randomize(bn: Any) -> None:
 
 
 def _flag(model: nn.Module, which: str) -> None:
-    norms = (nn.modules.batchnorm._BatchNorm,)
-    convs = (nn.modules.conv._ConvNd,)
+    norms, convs = nn.modules.batchnorm._BatchNorm, nn.modules.conv._ConvNd
     for m in model.modules():
         for name, p in m.named_parameters(recurse=False):
             wanted = {"all": True, "norms": isinstance(m, norms), "biases": name == "bias",
@@ -300,6 +293,7 @@ def _flag(model: nn.Module, which: str) -> None:
 def batch(spec: Spec) -> Tensor:
     """An input of the drawn size and layout."""
     g = torch.Generator().manual_seed(spec["seed"])
-    x = torch.randn(spec["batch"], spec["channels"], *spec["size"], generator=g, dtype=torch.float64)
-    x = x if spec["double"] else x.float()
+    shape = (spec["batch"], spec["channels"], *spec["size"])
+    x = torch.randn(shape, generator=g, dtype=torch.float64)
+    x = x.to(torch.float64 if spec["double"] else torch.float32)
     return x.contiguous(memory_format=torch.channels_last) if spec["channels_last"] else x

@@ -31,7 +31,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, out.out, out.err
 
 
-def test_check_prints_the_verdict_and_exits_1_above_the_floor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_the_verdict_and_exits_1_above_the_floor(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     code, out, err = run(capsys, "check", RESIDUAL, *SIZE, "--measure")
     assert code == 1 and "verdict: ABOVE_FLOOR" in out and not err
     assert "difference" in out and "C1" in out
@@ -55,7 +57,9 @@ def test_json_holds_all_that_is_printed(capsys: pytest.CaptureFixture[str], tmp_
     assert json.loads(out)["batch"] == 2
 
 
-def test_sarif_names_every_guilty_tensor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_sarif_names_every_guilty_tensor(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     target = tmp_path / "r.sarif"
     run(capsys, "check", SMOOTH, *SIZE, "--rank", "2", "--sarif", str(target))
     results = json.loads(target.read_text())["runs"][0]["results"]
@@ -69,8 +73,15 @@ def test_rewrite_writes_model_and_reports_and_refuses_to_overwrite(
     command = ("rewrite", RESIDUAL, *SIZE, "-o", str(target), "--rank", "2", "--sites", "all")
     code, out, _ = run(capsys, *command)
     assert code == 0 and "ABOVE_FLOOR -> AT_FLOOR" in out
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["adapted.pt", "adapted.report.json", "adapted.report.md"]
-    assert json.loads((tmp_path / "adapted.report.json").read_text())["schema"] == "floorplan.rewrite/1"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "adapted.pt",
+        "adapted.report.json",
+        "adapted.report.md",
+    ]
+    assert (
+        json.loads((tmp_path / "adapted.report.json").read_text())["schema"]
+        == "floorplan.rewrite/1"
+    )
     assert torch.load(target, weights_only=True)["format"] == "floorplan.adapted/1"
     code, out, err = run(capsys, *command)
     assert code == 2 and err.count("\n") == 1 and "--force" in err
@@ -99,6 +110,10 @@ def test_why_explains_a_node_and_a_refusal(capsys: pytest.CaptureFixture[str]) -
         (("rewrite", RESIDUAL, *SIZE, "-o", "/no/such/folder/a.pt"), "folder"),
         (("rewrite", RESIDUAL, *SIZE, "-o", "x.pt", "--rank", "99"), "no conv was adapted"),
         (("gate", "no.toml"), "no.toml"),
+        (("check",), "argument"),
+        (("chek", RESIDUAL), "chek"),
+        (("check", RESIDUAL, "--rank", "0"), "--rank"),
+        (("check", RESIDUAL, "--nope"), "--nope"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_exit_2(
@@ -137,5 +152,7 @@ def test_a_saved_model_file_is_checked_and_a_hostile_one_is_refused(
 
 
 def test_the_command_runs_as_a_module() -> None:
-    done = subprocess.run([sys.executable, "-m", "floorplan", "--help"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "floorplan", "--help"], capture_output=True, text=True
+    )
     assert done.returncode == 0 and "rewrite" in done.stdout

@@ -9,19 +9,21 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from graphs import kept_bytes, randomize
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from floorplan.fused import ChannelAffine, FusedConv
 from floorplan.sites import to_affine, to_site
 from floorplan.symbols import concrete_fakes
-from tests.graphs import kept_bytes, randomize
 
 RANK = 2
 Z = "zeros"
 
 
-def adapted(conv: nn.Module, bn: nn.Module | None, act: nn.Module | None, seed: int = 0) -> FusedConv:
+def adapted(
+    conv: nn.Module, bn: nn.Module | None, act: nn.Module | None, seed: int = 0
+) -> FusedConv:
     """A site whose U is drawn, not zero."""
     site = to_site(conv, bn)
     site.adapt(RANK, torch.Generator().manual_seed(seed))
