@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
-from torch import fx
+from torch import fx, nn
 
 from floorplan.criterion import AT_FLOOR, UNPROVEN, Proof, is_workspace, prove
 from floorplan.errors import TraceError
@@ -33,8 +33,12 @@ def analyze(
     opaque: Mapping[str, str] | None = None,
     autocast: torch.dtype | None = None,
     backward: bool = True,
+    real: nn.Module | None = None,
 ) -> Analysis:
-    """Ledger, verdict and figures of `gm` on inputs of these sizes (values are never read)."""
+    """Ledger, verdict and figures of `gm` on inputs of these sizes (values are never read).
+
+    real: the module that `gm` was traced from, if it is that whose step is to be predicted.
+    """
     opaque = opaque or {}
     fakes = concrete_fakes(gm, inputs)
     hooked = run_graph(fakes, hooks=True, autocast=autocast)
@@ -42,9 +46,22 @@ def analyze(
         plain = run_graph(fakes, hooks=False, backward=backward, autocast=autocast)
     except TraceError as e:
         raise TraceError(overwritten(gm, inputs) or str(e)) from e
+    if real is not None and not isinstance(real, fx.GraphModule):
+        plain = _own_step(real, inputs, backward, autocast) or plain
     exact = figures(fakes.gm, hooked, plain, list(tensors_in(tuple(inputs))))
     proof, notes = _proof(gm, inputs, hooked, opaque, autocast)
     return Analysis(proof, exact, notes)
+
+
+def _own_step(
+    real: nn.Module, inputs: Sequence[Any], backward: bool, autocast: torch.dtype | None
+) -> Run | None:
+    """The step of a module itself: its Python frames hold tensors that the graph lets go earlier."""
+    try:
+        fakes = concrete_fakes(cast(fx.GraphModule, real), inputs)
+        return run_graph(fakes, hooks=False, backward=backward, autocast=autocast)
+    except Exception:  # it reads values, or cannot be copied: its graph stands for it
+        return None
 
 
 def _proof(

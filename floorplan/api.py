@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from floorplan import artifact, passes
-from floorplan.analyze import Analysis, analyze
+from floorplan.analyze import Analysis, analyze, trainable
 from floorplan.driver import Pass, Site
 from floorplan.driver import rewrite as run_passes
 from floorplan.errors import FloorplanError
@@ -102,7 +102,7 @@ def _report(
     s: Subject, traced: Traced, real: nn.Module, subject: str, rank: int | None,
     log: dict[str, list[Site]], measured: bool, autocast: torch.dtype | None,
 ) -> CheckReport:  # fmt: skip
-    found = analyze(traced.gm, s.inputs, opaque=traced.opaque, autocast=autocast)
+    found = analyze(traced.gm, s.inputs, opaque=traced.opaque, autocast=autocast, real=real)
     real_figures = measure(real, s.inputs, autocast=autocast) if measured else None
     return CheckReport(
         name=s.name,
@@ -124,6 +124,7 @@ def _rewritten(s: Subject, adapter: Pass, verified: bool) -> tuple[Traced, dict[
     if adapter_rank(s.model) is not None:
         raise FloorplanError(f"{s.name}: already adapted; rewrite its source model instead")
     traced = trace(s.model, s.inputs, both_modes=True)
+    trainable(traced.gm, s.inputs)  # a model that cannot be trained is diagnosed, not repaired
     line = passes.pipeline(adapter)
     try:
         if verified:

@@ -116,6 +116,7 @@ def _judge(
     free = size.free_symbols
     varying = [x for x in free if namer.is_batch(x) or namer.is_position(x)]
     widths = sorted(x.name for x in free if namer.is_width(x))
+    where = "hidden from save_for_backward, found by the census; " if s.hidden else ""
     if packed:
         return "floor", "packed to at most 8 bits an element"
     if is_workspace(s):
@@ -124,7 +125,6 @@ def _judge(
         return "floor", "independent of batch and positions"
     if not varying:
         return "unproven", f"{where}positions are plain numbers, so whether it grows with them is unknown"
-    where = "hidden from save_for_backward, found by the census; " if s.hidden else ""
     if widths:
         return "above", f"{where}full precision and grows with {', '.join(widths)}"
     if s.module in opaque:

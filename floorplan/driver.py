@@ -57,9 +57,9 @@ def rewrite(
             gm.recompile()
             if any(not s.refused for s in sites):
                 check(p, before, gm)
-        except FloorplanError:
-            raise
         except Exception as e:
+            if isinstance(e, FloorplanError) and not isinstance(e, PassError):
+                raise  # an option that does not fit is the user's, not a fault of the pass
             done = ", ".join(log) or "none"
             raise PassError(f"{p.name}: {e} (passes already run: {done})") from e
         log[p.name] = sites

@@ -7,8 +7,8 @@ after the forward catches what was hidden from the hooks.
 
 import gc
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -115,7 +115,7 @@ def record(
     if walk:
         recorder.describe(cast(fx.GraphModule, model))
     _drop_grads(model)
-    with tracker:
+    with _young_garbage(), tracker:
         with recorder.hooks() if hooks else nullcontext(), _autocast(autocast, state):
             out = call(*inputs)
         del call  # an interpreter holds what it has computed
@@ -134,6 +134,19 @@ def record(
     for i in held:  # a training step holds its outputs to the end
         tracker.timeline.lives[cast(int, i)].died = None
     return Run(tuple(recorder.saved), tracker.timeline, frozenset(saved_lives), grads, recorder.spoiled)
+
+
+@contextmanager
+def _young_garbage() -> Iterator[None]:
+    """Let the collector look at what the run makes, not at every object of every imported module."""
+    free = gc.get_freeze_count() == 0
+    if free:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if free:
+            gc.unfreeze()
 
 
 def _differentiate(loss: Tensor) -> None:

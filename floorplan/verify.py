@@ -11,14 +11,14 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
 from floorplan.driver import Pass
-from floorplan.errors import FloorplanError
+from floorplan.errors import FloorplanError, PassError
 from floorplan.fused import FusedConv
 from floorplan.storage import tensors_in
 
 FLOAT64 = 1e-12
 
 
-class Mismatch(Exception):
+class Mismatch(PassError):
     """A pass changed outputs or gradients; carries the largest relative difference."""
 
 
@@ -131,6 +131,8 @@ def same_start(after: nn.Module, before: nn.Module, inputs: Sequence[Any]) -> No
         twin = copy.deepcopy(m).eval()
         with torch.no_grad():
             outs.append(Values(list(tensors_in(twin(*inputs))), {}))
+    if not all(bool(torch.isfinite(t).all()) for t in outs[1].outputs):
+        return  # a source that gives NaN or infinity has no values to start from
     kinds = [t.dtype for t in outs[1].outputs if t.is_floating_point()]
     eps = max((torch.finfo(d).eps for d in kinds), default=0.0)
     compare(outs[0], outs[1], 2000 * eps, "adapted against source")

@@ -25,6 +25,18 @@ from floorplan.sites import (
 )
 
 
+# What no pass rewrites, said here so that nothing is left alone in silence.
+OUTSIDE: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
+    (
+        (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+         nn.LocalResponseNorm),
+        "per-sample statistics cannot be folded; it keeps its input",
+    ),
+    ((nn.RNNBase, nn.RNNCellBase), "recurrent: outside the conv rewrite; frozen as it is"),
+    ((nn.MultiheadAttention,), "attention: outside the conv rewrite; frozen as it is"),
+)  # fmt: skip
+
+
 def run(gm: fx.GraphModule) -> Iterator[Site]:
     """Fold or replace every BatchNorm whose statistics are fixed."""
     norms = list(module_calls(gm, *NORMS))
@@ -48,6 +60,9 @@ def run(gm: fx.GraphModule) -> Iterator[Site]:
         node.replace_all_uses_with(cast(fx.Node, node.args[0]))
         gm.graph.erase_node(node)
         yield Site(node.name, note=scale_note(bn))
+    for kinds, why in OUTSIDE:
+        for node, m in module_calls(gm, *kinds):
+            yield Site(node.name, f"{type(m).__name__}: {why}")
 
 
 def _not_affine(gm: fx.GraphModule, node: fx.Node, bn: nn.Module) -> str:

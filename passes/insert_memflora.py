@@ -85,7 +85,8 @@ class Insert:
         globs = chosen not in ("pointwise", "ungrouped", "all")
         if globs and not any(fnmatchcase(path, g.strip()) for g in chosen.split(",")):
             return f"not matched by --sites {chosen}"
-        if self.rank >= width:
+        # At rank == width q is as big as the input: never chosen by itself, but a user may ask for it.
+        if self.rank > width or (self.sites == "auto" and self.rank == width):
             return f"rank {self.rank} is no smaller than its input width {width}"
         return ""
 

@@ -7,12 +7,11 @@ built. A pair of bytes: distinct storages, and every tensor once per op that sav
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import hard_nets as nets
 import torch
 import torch.nn.functional as F
+from hard_nets import Conv, Lambda, Norm, block, block2, pair, same, swish
 from torch import Tensor, nn
-
-from tests import hard_nets as nets
-from tests.hard_nets import Conv, Lambda, Norm, block, block2, pair, same, swish
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def conv(s: State, out: int | None = None, plain: bool = False) -> Spec:
         out, groups = s.channels * (s.pick(1, 2) if s.channels < 5 else 1), s.channels
     else:
         out = out or s.pick(6, 5, 8, 4, 3, 7, 9, 2)
-        groups = s.pick(*_divisors(s.channels, out))
+        groups = s.pick(1, 1, *_divisors(s.channels, out))
     spec = _conv(s, out) | {"groups": groups, "pad_mode": "constant", "value": 0}
     axes = [_axis(s, n, plain) for n in s.size]
     if s.chance():

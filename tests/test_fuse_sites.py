@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from graphs import randomize, show
+from graphs import randomize, show, site_at
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
@@ -289,7 +289,8 @@ def _graph(calls: list[tuple[str, str]]) -> fx.Graph:
 def test_shared_conv_becomes_twins_on_one_adapter() -> None:
     gm, log = fuse(lambda m, x: m.relu(m.a(m.a(x))))
     assert show(gm, log) == f"x = x()\na = {R}(x)\na_1 = {S}(a)\n{T}(a_1)"
-    assert gm.a_1.U is gm.a.U and gm.a_1.weight is gm.a.weight
+    assert site_at(gm, "a_1").U is site_at(gm, "a").U
+    assert site_at(gm, "a_1").weight is site_at(gm, "a").weight
     assert [n for n, _ in gm.named_parameters()] == ["a.U"]
 
 
@@ -303,13 +304,15 @@ def test_shared_conv_becomes_twins_on_one_adapter() -> None:
 def test_pad_in_front(pads: Any, mode: str, padding: Any) -> None:
     gm, log = fuse(lambda m, x: m.a(F.pad(x, pads, mode)))
     assert show(gm, log) == f"x = x()\na = {R}(x)\n{T}(a)"
-    assert gm.a.geo.padding == padding
+    assert site_at(gm, "a").geo.padding == padding
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
 def test_pad_of_another_mode(mode: str) -> None:
     gm, log = fuse(lambda m, x: m.one(F.pad(x, (2, 1, 0, 3), mode)))
-    assert gm.one.geo.padding == ((0, 3), (2, 1)) and gm.one.geo.mode == mode
+    assert (
+        site_at(gm, "one").geo.padding == ((0, 3), (2, 1)) and site_at(gm, "one").geo.mode == mode
+    )
     assert len(gm.graph.nodes) == 3
 
 

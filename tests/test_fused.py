@@ -4,15 +4,18 @@ import copy
 import math
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from graphs import kept_bytes, randomize
+from graphs import last as last_format
 from torch import Tensor, nn
 from torch.func import functional_call
 
+import floorplan
 from floorplan.fused import ChannelAffine, FusedConv
 from floorplan.sites import to_affine, to_site
 from floorplan.symbols import concrete_fakes
@@ -33,6 +36,16 @@ def adapted(
     if act is not None:
         site.set_activation(act)
     return site
+
+
+def u_of(site: FusedConv) -> nn.Parameter:
+    assert site.U is not None
+    return site.U
+
+
+def grad_of(t: Tensor) -> Tensor:
+    assert t.grad is not None
+    return t.grad
 
 
 def delta(conv: Any, u: Tensor, p: Tensor) -> Tensor:
@@ -60,11 +73,14 @@ def reference(
     z = functional_call(conv, weights, (x,))
     z = z if bn is None else bn.eval()(z)
     z = z if skip is None else z + skip
-    return z if act is None else copy.deepcopy(act)(z)
+    y: Tensor = z if act is None else copy.deepcopy(act)(z)
+    return y
 
 
 def close(got: Tensor | None, want: Tensor, tolerance: float = 1e-10) -> None:
-    assert got is not None and got.shape == want.shape and got.dtype == want.dtype
+    assert got is not None
+    got, want = got.detach(), want.detach()
+    assert got.shape == want.shape and got.dtype == want.dtype
     scale = float(want.abs().max()) if want.numel() else 0.0
     assert scale > 0 or not want.numel(), "a vacuous comparison"
     assert float((got - want).abs().max() if want.numel() else 0.0) <= tolerance * scale
@@ -177,20 +193,20 @@ def test_channels_last_stays_and_is_exact(kernel: int, stride: int, groups: int)
     bn = randomize(nn.BatchNorm2d(6)).double().eval()
     x = torch.randn(2, 4, 7, 8, dtype=torch.float64)
     plain = adapted(conv, bn, nn.ReLU())
-    last = copy.deepcopy(plain).to(memory_format=torch.channels_last)
+    last = last_format(copy.deepcopy(plain))
     results = []
     for site, fmt in ((plain, torch.contiguous_format), (last, torch.channels_last)):
         xi = x.clone(memory_format=fmt).requires_grad_()
         y = site(xi, None)
         assert y.is_contiguous(memory_format=fmt)
         w = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view(y.shape)
-        results.append([y.detach(), *torch.autograd.grad((y * w).sum(), [xi, site.U])])
+        results.append([y.detach(), *torch.autograd.grad((y * w).sum(), [xi, u_of(site)])])
     for got, want in zip(results[1], results[0], strict=True):
         close(got, want)
 
 
 def test_channels_last_weights_turn_a_contiguous_input_around() -> None:
-    conv = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
+    conv = last_format(nn.Conv2d(4, 6, 3))
     x = torch.randn(2, 4, 7, 8)
     fmt = torch.channels_last
     assert conv(x).is_contiguous(memory_format=fmt)
@@ -203,8 +219,10 @@ def test_gradient_in_another_layout_than_the_output() -> None:
     site = adapted(conv, None, nn.ReLU())
     x = torch.randn(2, 4, 7, 8, dtype=torch.float64, requires_grad=True)
     g = torch.randn(2, 6, 7, 8, dtype=torch.float64)
-    want = torch.autograd.grad(site(x), [x, site.U], g)
-    got = torch.autograd.grad(site(x), [x, site.U], g.contiguous(memory_format=torch.channels_last))
+    want = torch.autograd.grad(site(x), [x, u_of(site)], g)
+    got = torch.autograd.grad(
+        site(x), [x, u_of(site)], g.contiguous(memory_format=torch.channels_last)
+    )
     for a, b in zip(got, want, strict=True):
         close(a, b)
 
@@ -230,7 +248,9 @@ print("survived")
 
 def test_strided_pointwise_channels_last_does_not_crash_torch() -> None:
     """The weight gradient of such a conv, with 2 or 4 input channels, is a segmentation fault."""
-    done = subprocess.run([sys.executable, "-c", STRIDED], capture_output=True, text=True)
+    root = Path(floorplan.__file__).parents[1]
+    command = [sys.executable, "-c", STRIDED]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
     assert done.returncode == 0 and done.stdout.strip() == "survived", done.stderr
 
 
@@ -242,34 +262,34 @@ def leaf_site(act: nn.Module | None = None) -> tuple[FusedConv, Tensor]:
 
 def test_frozen_u_keeps_only_the_gate() -> None:
     site, x = leaf_site()
-    site.U.requires_grad_(False)  # type: ignore[union-attr]
+    u_of(site).requires_grad_(False)
     assert kept_bytes(site, x) == 0
     x.requires_grad_()
     assert kept_bytes(site, x) == math.ceil(2 * 6 * 25 / 8)
     site(x).sum().backward()
-    assert x.grad is not None and site.U.grad is None  # type: ignore[union-attr]
+    assert x.grad is not None and u_of(site).grad is None
 
 
 def test_input_without_gradient() -> None:
     site, x = leaf_site()
     assert kept_bytes(site, x) == 4 * 2 * RANK * 25 + math.ceil(2 * 6 * 25 / 8)
     site(x).sum().backward()
-    assert site.U.grad is not None and x.grad is None  # type: ignore[union-attr]
+    assert u_of(site).grad is not None and x.grad is None
 
 
 def test_skip_alone_requires_grad() -> None:
     site, x = leaf_site()
-    site.U.requires_grad_(False)  # type: ignore[union-attr]
+    u_of(site).requires_grad_(False)
     skip = torch.randn(2, 6, 5, 5, requires_grad=True)
     assert kept_bytes(site, x, skip) == math.ceil(2 * 6 * 25 / 8)
     y = site(x, skip)
     y.sum().backward()
-    assert torch.equal(skip.grad, (y > 0).float())
+    assert torch.equal(grad_of(skip), (y > 0).float())
 
 
 def test_nothing_requires_grad_packs_nothing() -> None:
     site, x = leaf_site()
-    site.U.requires_grad_(False)  # type: ignore[union-attr]
+    u_of(site).requires_grad_(False)
     y = site(x)
     assert not y.requires_grad and y.grad_fn is None
 
@@ -289,14 +309,14 @@ def test_empty_batch() -> None:
         site = adapted(conv, None, nn.ReLU())
         x = torch.randn(0, 4, 5, 5, requires_grad=True)
         site(x).sum().backward()
-        assert torch.equal(site.U.grad, torch.zeros_like(site.U))  # type: ignore[union-attr,arg-type]
+        assert torch.equal(grad_of(u_of(site)), torch.zeros_like(u_of(site)))
         assert x.grad is not None and x.grad.shape == x.shape
 
 
 def test_input_without_batch() -> None:
     site, x = leaf_site()
     skip = torch.randn(6, 5, 5)
-    close(site(x[0], skip), site(x[:1], skip[None])[0].detach(), 1e-6)
+    close(site(x[0], skip), site(x[:1], skip[None])[0], 1e-6)
 
 
 def test_bfloat16_and_mixed_dtypes() -> None:
@@ -304,7 +324,7 @@ def test_bfloat16_and_mixed_dtypes() -> None:
     low = copy.deepcopy(site).bfloat16()
     y = low(x.bfloat16().requires_grad_())
     y.sum().backward()
-    assert y.dtype == low.U.grad.dtype == torch.bfloat16  # type: ignore[union-attr]
+    assert y.dtype == grad_of(u_of(low)).dtype == torch.bfloat16
     want = site(x)
     assert float((y - want).detach().abs().max()) < 0.05 * float(want.detach().abs().max())
 
@@ -315,16 +335,16 @@ def test_autocast(kernel: int) -> None:
     site = adapted(nn.Conv2d(16, 6, kernel, padding=kernel // 2), None, nn.ReLU())
     x = torch.randn(2, 16, 5, 5, requires_grad=True)
     skip = torch.randn(2, 6, 5, 5, requires_grad=True)
-    want = torch.autograd.grad(site(x, skip).sum(), [x, skip, site.U])
+    want = torch.autograd.grad(site(x, skip).sum(), [x, skip, u_of(site)])
     for inside in (False, True):
         with torch.autocast("cpu", torch.bfloat16):
             y = site(x, skip)
             assert y.dtype == torch.float32  # bf16 + float32 skip, as torch promotes
             assert site(x).dtype == torch.bfloat16
             if inside:
-                got = torch.autograd.grad(y.sum(), [x, skip, site.U])
+                got = torch.autograd.grad(y.sum(), [x, skip, u_of(site)])
         if not inside:
-            got = torch.autograd.grad(y.sum(), [x, skip, site.U])
+            got = torch.autograd.grad(y.sum(), [x, skip, u_of(site)])
         for a, b in zip(got, want, strict=True):
             assert a.dtype == b.dtype == torch.float32
             assert float((a - b).abs().max()) < 0.15 * float(b.abs().max())
@@ -337,7 +357,7 @@ def test_adapter_is_drawn_as_the_paper_says() -> None:
     for rank in (4, 4, 16):
         site = to_site(nn.Conv2d(4096, 64, 1))
         site.adapt(rank, torch.Generator().manual_seed(7))
-        assert site.P is not None and site.U is not None and not site.U.any()
+        assert site.P is not None and site.U is not None and not u_of(site).any()
         assert abs(float(site.P.std()) * math.sqrt(rank) - 1) < 0.02
         assert abs(float(site.P.mean())) < 0.02 and not site.P.requires_grad
         draws.append(site.P)
@@ -361,7 +381,7 @@ def test_weight_written_between_forward_and_backward_is_noticed() -> None:
     site, x = leaf_site()
     y = site(x)
     with torch.no_grad():
-        site.U.add_(1)  # type: ignore[union-attr]
+        u_of(site).add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
 
@@ -392,7 +412,8 @@ def test_fakes_allocate_what_a_real_run_does() -> None:
         (nn.Conv2d(8, 6, 3), torch.channels_last),
         (nn.ConvTranspose2d(8, 6, 3, 2), torch.contiguous_format),
     ]:
-        model = nn.Sequential(adapted(conv, None, nn.ReLU())).to(memory_format=fmt)
+        model: Any = nn.Sequential(adapted(conv, None, nn.ReLU()))
+        model.to(memory_format=fmt)
         x = torch.randn(2, 8, 9, 9).contiguous(memory_format=fmt).requires_grad_()
         gm = torch.fx.GraphModule(model, _call_graph())
         fakes = concrete_fakes(gm, (x,))
@@ -415,11 +436,11 @@ def test_affine_is_the_batchnorm_and_keeps_nothing() -> None:
         (nn.BatchNorm2d(5, affine=False), (4, 5, 6, 3)),
         (nn.BatchNorm3d(5), (4, 5, 6, 3, 2)),
     ]:
-        bn = randomize(bn).double().eval()
-        affine = to_affine(bn)
+        norm = randomize(bn).double().eval()
+        affine = to_affine(norm)
         x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
         g = torch.randn(shape, dtype=torch.float64)
-        close(affine(x).detach(), bn(x).detach())
-        close(torch.autograd.grad(affine(x), x, g)[0], torch.autograd.grad(bn(x), x, g)[0])
+        close(affine(x).detach(), norm(x).detach())
+        close(torch.autograd.grad(affine(x), x, g)[0], torch.autograd.grad(norm(x), x, g)[0])
         assert kept_bytes(affine, x) == 0
         assert ChannelAffine(**affine.config()).scale.shape == (5,)

@@ -90,7 +90,8 @@ def gradients(layer: Any, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
 @settings(max_examples=60, deadline=None)
 @given(
     st.booleans(), st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2),
-    st.integers(1, 3), st.sampled_from([1, 2]), st.sampled_from(MODES), st.integers(5, 8), st.data(),
+    st.integers(1, 3), st.sampled_from([1, 2]), st.sampled_from(MODES), st.integers(5, 8),
+    st.data(),
 )  # fmt: skip
 def test_gradients_are_autograds(
     transposed: bool, nd: int, kernel: int, stride: int, padding: int, dilation: int, groups: int,

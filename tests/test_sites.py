@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import randomize
+from graphs import last, randomize
 from torch import Tensor, fx, nn
 from torch.nn.utils import parametrizations, spectral_norm
 
@@ -26,12 +26,14 @@ from floorplan.sites import (
 
 class Padded(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 2
+        y: Tensor = super().forward(x)
+        return y * 2
 
 
 class Standardized(nn.Conv2d):
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return super()._conv_forward(x, weight - weight.mean(), bias)
+        y: Tensor = super()._conv_forward(x, weight - weight.mean(), bias)
+        return y
 
 
 class Renamed(nn.Conv2d):
@@ -129,7 +131,7 @@ def test_folding(conv: Any, bias: bool) -> None:
 
 
 def test_site_owns_its_tensors_and_keeps_dtype_and_layout() -> None:
-    layer = nn.Conv2d(4, 6, 3).bfloat16().to(memory_format=torch.channels_last)
+    layer = last(nn.Conv2d(4, 6, 3).bfloat16())
     for site in (to_site(layer), to_site(layer, nn.BatchNorm2d(6))):
         assert site.weight.dtype == torch.bfloat16
         assert site.weight.is_contiguous(memory_format=torch.channels_last)
@@ -154,13 +156,13 @@ def test_twin_shares_everything() -> None:
 class Calls(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Module()
+        self.body: Any = nn.Module()
         self.body.up = nn.ConvTranspose2d(3, 3, 2, 2)
         self.body.conv = nn.Conv2d(3, 3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.body.conv(input=self.body.conv(x))
-        return self.body.up(y, output_size=[9, 9])  # type: ignore[no-any-return,operator]
+        return self.body.up(y, output_size=[9, 9])  # type: ignore[no-any-return]
 
 
 def test_calls() -> None:
