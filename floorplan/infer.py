@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -52,7 +52,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[tuple[int, ...], str]]:
         yield tuple(config["input_size"]), "the model's pretrained_cfg"
     conv = next((m for m in model.modules() if _spatial(m)), None)
     if conv is not None:
-        nd, channels = _spatial(conv), int(conv.in_channels)
+        nd, channels = _spatial(conv), int(cast(Any, conv).in_channels)
         how = f"a first conv of {channels} channels and a size that the whole model accepts"
         for position, c in itertools.product(POSITIONS[nd], dict.fromkeys((channels, 1, 3))):
             yield (c, *position), how

@@ -1,14 +1,19 @@
-"""Which kernels a symbolic fake run uses: those that keep sizes symbolic and save what real ones save."""
+"""Make fake runs save and allocate what real ones do, with sizes that stay symbolic."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch._decomp
 import torch._meta_registrations
+from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_iter
+
+from floorplan.recurrent import LAYER, LAYER_BACKWARD, two_bias_gradients, with_workspace
 
 # PyTorch's Python kernels of these compute the same values by other ops, so autograd would save other
 # tensors than in a real run: an index for each upsampled position, a boolean mask for a dropout.
@@ -39,7 +44,7 @@ def _upsample(packet: Any) -> Callable[..., Any]:
 
 
 def _scaled(n: Any, factor: float) -> Any:
-    return n * int(factor) if float(factor).is_integer() else torch.sym_int(n * factor)
+    return n * int(factor) if float(factor).is_integer() else torch.sym_int(n * factor)  # type: ignore[no-untyped-call]
 
 
 def _overloads() -> Iterator[tuple[Any, Callable[..., Any] | None]]:
@@ -79,3 +84,32 @@ def quiet_fakes() -> Iterator[None]:
         yield
     finally:
         log.disabled = was
+
+
+def _full_statistics(args: Sequence[Any], out: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A CPU BatchNorm of a 16-bit map by 32-bit weights keeps 32-bit statistics; its fake keeps 16."""
+    kinds = {t.dtype for t in args[1:5] if isinstance(t, Tensor)}
+    if out[0].device.type != "cpu" or out[0].dtype not in (torch.bfloat16, torch.float16) or kinds != {torch.float32}:
+        return out
+    return (out[0], *(t.new_empty(t.shape, dtype=torch.float32) for t in out[1:]))
+
+
+_aten = torch.ops.aten
+_CORRECTIONS: dict[Any, Callable[[Sequence[Any], Any], Any]] = {
+    LAYER: with_workspace,
+    LAYER_BACKWARD: two_bias_gradients,
+    _aten.native_batch_norm.default: _full_statistics,
+    _aten._native_batch_norm_legit.default: _full_statistics,
+    _aten._native_batch_norm_legit.no_stats: _full_statistics,
+}
+
+
+def as_really_run(func: Any, args: Sequence[Any], out: Any) -> Any:
+    """The results of one op; where the fake of an op makes others than the op does, those of the op."""
+    if (fix := _CORRECTIONS.get(func)) is not None and any(isinstance(t, FakeTensor) for t in tree_iter(out)):
+        return fix(args, out)
+    arguments = func._schema.arguments
+    if not arguments or arguments[-1].name != "output_mask" or len(args) < len(arguments):
+        return out
+    # Fakes of a backward make all gradients, asked for or not.
+    return tuple(t if wanted else None for t, wanted in zip(out, args[-1], strict=True))

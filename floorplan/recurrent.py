@@ -37,7 +37,7 @@ def fused_lstm() -> Iterator[None]:
 
 def _runs_fused(tensors: Sequence[Tensor]) -> bool:
     same = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
-    on = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled  # type: ignore[attr-defined]
+    on = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled  # type: ignore[no-untyped-call]
     plain = not torch.is_autocast_enabled("cpu") and tensors[1].shape[2] == tensors[2].shape[2]
     return bool(on and same and plain and isinstance(tensors[0], FakeTensor))
 
@@ -68,12 +68,13 @@ def _layers(
     return (x.transpose(0, 1) if batch_first else x), hy, cy
 
 
-def as_really_run(func: Any, args: Sequence[Any], out: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The results of a fake fused op as the real one gives them: a workspace, two bias gradients."""
-    if not isinstance(out[0], FakeTensor):
-        return out
-    if func is LAYER_BACKWARD:
-        return (*out[:4], torch.empty_like(out[4]), *out[5:])
+def two_bias_gradients(args: Sequence[Any], out: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The results of a fake LAYER_BACKWARD call: the real one makes both bias gradients."""
+    return (*out[:4], torch.empty_like(out[4]), *out[5:])
+
+
+def with_workspace(args: Sequence[Any], out: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The results of a fake LAYER call with a workspace of the real one's size."""
     shapes = tuple(tuple(_number(n) for n in t.shape) for t in args[:7])
     size = _workspace(shapes, tuple(map(_plain, args[7:])))
     return (*out[:3], out[0].new_empty(size, dtype=torch.uint8))

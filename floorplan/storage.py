@@ -5,7 +5,7 @@ owner let go. Nothing here knows what any op saves.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from floorplan.recurrent import LAYER, LAYER_BACKWARD, as_really_run
+from floorplan.kernels import as_really_run
 
 
 def storage_key(t: Tensor) -> int:
     """Identity of the storage behind t, valid while it is alive."""
-    return t.untyped_storage()._cdata
+    return int(t.untyped_storage()._cdata)
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
@@ -66,19 +66,11 @@ class Timeline:
         return best
 
 
-def _asked_for(func: Any, args: Sequence[Any], out: Any) -> Any:
-    """The results that a backward op's output mask asks for; fakes of a BatchNorm make all of them."""
-    arguments = func._schema.arguments
-    if not arguments or arguments[-1].name != "output_mask" or len(args) < len(arguments):
-        return out
-    return tuple(t if wanted else None for t, wanted in zip(out, args[-1], strict=True))
-
-
-class StorageTracker(TorchDispatchMode):
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Record every storage born under it. `where` is read at each op to name the node."""
 
     def __init__(self, ignore: Iterable[Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.timeline = Timeline()
         self.node = ""
         self.last_op = ""
@@ -90,9 +82,7 @@ class StorageTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        out = _asked_for(func, args, func(*args, **(kwargs or {})))
-        if func is LAYER or func is LAYER_BACKWARD:
-            out = as_really_run(func, args, out)
+        out = as_really_run(func, args, func(*args, **(kwargs or {})))
         for t in tree_iter(out):
             if isinstance(t, Tensor):
                 self._see(t, str(func))

@@ -24,7 +24,6 @@ from floorplan.sites import (
     to_site,
 )
 
-
 # What no pass rewrites, said here so that nothing is left alone in silence.
 OUTSIDE: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
     (

@@ -97,7 +97,7 @@ HARD: dict[str, Hard] = {
     # https://github.com/facebookresearch/detectron2/pull/3160
     "zero-and-negative-variance": Hard(
         nets.bad_variance,
-        (4, 3, 8, 8), (24672, 33888), (24576, 33792), 49248, (9, 5), "partial", 2240, ("b2",),
+        (4, 3, 8, 8), (24672, 33888), (24576, 33792), 49248, (9, 5), "partial", 4288, ("b2",),
     ),
     # https://github.com/pytorch/pytorch/issues/180995
     "grouped-deconv": Hard(
