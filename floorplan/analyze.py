@@ -46,20 +46,44 @@ def analyze(
         plain = run_graph(fakes, hooks=False, backward=backward, autocast=autocast)
     except TraceError as e:
         raise TraceError(overwritten(gm, inputs) or str(e)) from e
-    if real is not None and not isinstance(real, fx.GraphModule):
-        plain = _own_step(real, inputs, backward, autocast) or plain
+    own = real is not None and not isinstance(real, fx.GraphModule)
+    if own:
+        plain = _own_step(real, inputs, autocast, backward=backward) or plain
     exact = figures(fakes.gm, hooked, plain, list(tensors_in(tuple(inputs))))
     proof, notes = _proof(gm, inputs, hooked, opaque, autocast)
+    if own and exact.saved_census != exact.saved:
+        kept = _own_step(real, inputs, autocast, hooks=True)
+        if kept is not None:
+            exact = figures(fakes.gm, kept, plain, list(tensors_in(tuple(inputs))))
+            proof = _with_stored_aside(proof, gm, inputs, kept)
+            notes = (*notes, ASIDE)
     return Analysis(proof, exact, notes)
 
 
+ASIDE = "the model stores tensors aside (on a module, in a list) that outlive its forward; its graph does not"
+
+
+def _with_stored_aside(proof: Proof, gm: fx.GraphModule, inputs: Sequence[Any], own: Run) -> Proof:
+    """The proof with what the model's own forward leaves alive beside the saved tensors."""
+    hidden = replace(own, saved=tuple(s for s in own.saved if s.hidden))
+    first = 1 + max((e.storage for e in proof.entries), default=-1)
+    more = tuple(
+        replace(e, storage=first + i, verdict="unproven", reason="outlives the forward without being saved",
+                fix="drop the reference, or detach and clone what must stay")
+        for i, e in enumerate(prove(gm, concrete_fakes(gm, inputs), hidden, {}).entries)
+    )  # fmt: skip
+    verdict = UNPROVEN if proof.verdict == AT_FLOOR else proof.verdict
+    return replace(proof, entries=proof.entries + more, verdict=verdict)
+
+
 def _own_step(
-    real: nn.Module, inputs: Sequence[Any], backward: bool, autocast: torch.dtype | None
-) -> Run | None:
+    real: nn.Module | None, inputs: Sequence[Any], autocast: torch.dtype | None, *,
+    hooks: bool = False, backward: bool = False,
+) -> Run | None:  # fmt: skip
     """The step of a module itself: its Python frames hold tensors that the graph lets go earlier."""
     try:
         fakes = concrete_fakes(cast(fx.GraphModule, real), inputs)
-        return run_graph(fakes, hooks=False, backward=backward, autocast=autocast)
+        return run_graph(fakes, hooks=hooks, backward=backward, autocast=autocast)
     except Exception:  # it reads values, or cannot be copied: its graph stands for it
         return None
 
@@ -77,7 +101,7 @@ def _proof(
         except TraceError as e:
             failures.append(str(e))
             continue
-        proof = _with_workspaces(prove(gm, fakes, run, opaque), hooked)
+        proof = _with_exact_sizes(prove(gm, fakes, run, opaque), hooked)
         if (where := _first_difference(proof, hooked)) is None:
             proof = try_other_sides(gm, inputs, proof, autocast)
             return proof, tuple(_position_notes(positions, proof))
@@ -85,16 +109,18 @@ def _proof(
     return _unproven(gm, inputs, hooked, opaque, failures), (f"not proved: {failures[-1]}",)
 
 
-def _with_workspaces(proof: Proof, hooked: Run) -> Proof:
-    """Sizes that only the real kernel knows are those of the exact run: numbers, never a formula."""
+def _with_exact_sizes(proof: Proof, hooked: Run) -> Proof:
+    """Sizes that only a kernel or the caller knows are those of the exact run: numbers, no formula."""
     exact = [s for s in hooked.saved if int(s.nbytes)]
     if len(exact) != len(proof.entries):
         return proof
     entries = []
     for e, s in zip(proof.entries, exact, strict=True):
+        n = int(s.nbytes)
         if is_workspace(s) and s.node == e.node:
-            n = int(s.nbytes)
             e = replace(e, shape=(str(n),), nbytes=n, tensor_bytes=n, expr=str(n), size=sympy.Integer(n))
+        elif e.owner != "kept" and e.nbytes != n:  # a caller's view of a larger storage
+            e = replace(e, nbytes=n, expr=str(n), size=sympy.Integer(n))
         entries.append(e)
     return replace(proof, entries=tuple(entries))
 
@@ -125,7 +151,8 @@ def _first_difference(proof: Proof, hooked: Run) -> str | None:
     """The first node at which the evaluated symbolic ledger and the exact one disagree."""
     exact = [s for s in hooked.saved if int(s.nbytes)]
     for e, s in zip(proof.entries, exact, strict=False):
-        if (e.node, e.owner, e.nbytes) != (s.node, s.owner, int(s.nbytes)):
+        same = (e.node, e.owner) == (s.node, s.owner)
+        if not same or (e.owner == "kept" and e.nbytes != int(s.nbytes)):
             return f"{s.node} ({e.node}: {e.nbytes} bytes for {int(s.nbytes)})"
     if len(proof.entries) != len(exact):
         return f"the end: {len(proof.entries)} tensors for {len(exact)}"

@@ -53,6 +53,9 @@ def subject_of(
     if inputs is not None:
         args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
         return Subject(model, name, args, tuple(notes))
+    if shapes is None and (recorded := getattr(model, "meta", {}).get("floorplan", {}).get("input")):
+        shapes = [tuple(s[1:]) for s in recorded]
+        notes.append(f"input {[list(s) for s in shapes]} as recorded when it was adapted; --input sets it")
     if shapes is None:
         shape, how = infer_shape(model)
         shapes = [shape]

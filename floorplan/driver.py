@@ -40,6 +40,16 @@ def _drop_leftovers(gm: fx.GraphModule) -> None:
     gm.delete_all_unused_submodules()
 
 
+def _copy(gm: fx.GraphModule) -> fx.GraphModule:
+    try:
+        return deepcopy(gm)
+    except RuntimeError as e:  # torch copies leaves only
+        raise FloorplanError(
+            "the model holds a computed tensor (an old-style weight_norm or spectral_norm); remove it first, "
+            "with torch.nn.utils.remove_weight_norm or remove_spectral_norm"
+        ) from e
+
+
 Check = Callable[[Pass, fx.GraphModule, fx.GraphModule], None]
 
 
@@ -49,7 +59,7 @@ def rewrite(
     """Run `passes` in order on a copy of `gm`; `check(pass, before, after)` raises on a fault."""
     log: dict[str, list[Site]] = {}
     for p in passes:
-        before, gm = gm, deepcopy(gm)
+        before, gm = gm, _copy(gm)
         try:
             sites = list(p.run(gm))
             _drop_leftovers(gm)

@@ -19,7 +19,7 @@ from floorplan.recurrent import LAYER, LAYER_BACKWARD, two_bias_gradients, with_
 # tensors than in a real run: an index for each upsampled position, a boolean mask for a dropout.
 _REWRITTEN = (
     "dropout", "hardshrink", "softshrink", "multi_margin_loss", "multilabel_margin_loss_forward",
-    "cudnn_batch_norm",
+    "cudnn_batch_norm", "gru", "lstm", "rnn_relu", "rnn_tanh",
 )  # fmt: skip
 _UPSAMPLE = (
     "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_lanczos2d_aa",
@@ -104,8 +104,42 @@ _CORRECTIONS: dict[Any, Callable[[Sequence[Any], Any], Any]] = {
 }
 
 
-def as_really_run(func: Any, args: Sequence[Any], out: Any) -> Any:
-    """The results of one op; where the fake of an op makes others than the op does, those of the op."""
+_IN_PLACE = frozenset(
+    f"{name}_" for name in "relu hardtanh clamp clamp_min hardsigmoid hardswish silu leaky_relu elu zero".split()
+)
+_POINTWISE = frozenset(
+    "relu hardtanh hardsigmoid hardswish silu sigmoid tanh gelu leaky_relu elu mish softplus".split()
+)
+_NORMS = (_aten._native_batch_norm_legit.default, _aten._native_batch_norm_legit.no_stats)
+
+
+def _shortcut(func: Any, args: Sequence[Any]) -> Any:
+    """The result of a common op on a symbolic fake, None if it has to be run.
+
+    Decomposed, each of these makes hundreds of symbolic comparisons. A wrong one would be noticed:
+    what the symbolic run keeps must have the sizes of the exact run, which takes none.
+    """
+    if not args or not _is_symbolic(args[0]) or len(func._schema.returns) == 0:
+        return None
+    x, name = args[0], func._opname
+    if name in _IN_PLACE:
+        return x
+    if name in _POINTWISE and func._overloadname == "default" and x.is_floating_point():
+        return torch.empty_like(x)
+    if func in _NORMS and args[-3] is True:
+        statistic = x.new_empty(x.shape[1])
+        return torch.empty_like(x), statistic, torch.empty_like(statistic)
+    return None
+
+
+def _is_symbolic(x: Any) -> bool:
+    return isinstance(x, FakeTensor) and any(isinstance(n, torch.SymInt) for n in x.shape)
+
+
+def as_really_run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run one op; where its fake makes other results than the op itself does, give those of the op."""
+    out = _shortcut(func, args) if not kwargs else None
+    out = func(*args, **kwargs) if out is None else out
     if (fix := _CORRECTIONS.get(func)) is not None and any(isinstance(t, FakeTensor) for t in tree_iter(out)):
         return fix(args, out)
     arguments = func._schema.arguments

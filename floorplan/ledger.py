@@ -64,6 +64,7 @@ class _Walker(fx.Interpreter):
 
     def __init__(self, gm: fx.GraphModule, recorder: "_Recorder", watch: bool) -> None:
         super().__init__(gm)
+        self.extra_traceback = False  # it would append lines to the one-line message
         self.recorder, self.watch = recorder, watch
 
     def run_node(self, n: fx.Node) -> Any:
@@ -74,10 +75,17 @@ class _Walker(fx.Interpreter):
                 self.recorder.look(n.name)
             return result
         except Exception as e:
-            reason = " ".join(str(e).split())[:300]
-            raise TraceError(
-                f"{n.name}: {type(e).__name__}: {reason}; give sizes that fit with --input"
-            ) from e
+            raise TraceError(f"{n.name}: {_advice(e)}") from e
+
+
+def _advice(e: Exception) -> str:
+    reads = ("DataDependent", "DynamicOutputShape", "_local_scalar_dense", ".numpy() is not supported")
+    if any(word in f"{type(e).__name__} {e}" for word in reads):
+        return (
+            "reads tensor values, which a run without data cannot know; "
+            "floorplan.measure(model, inputs) counts a real run, or take the branch out of the forward"
+        )
+    return f"{type(e).__name__}: {' '.join(str(e).split())[:300]}; give sizes that fit with --input"
 
 
 def run_graph(

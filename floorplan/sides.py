@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from floorplan.criterion import Proof, evaluate
+from floorplan.criterion import AT_FLOOR, UNPROVEN, Proof, evaluate
 from floorplan.errors import TraceError
 from floorplan.ledger import run_graph
 from floorplan.symbols import concrete_fakes
@@ -26,7 +26,7 @@ def try_other_sides(
     gm: fx.GraphModule, inputs: Sequence[Any], proof: Proof, autocast: torch.dtype | None
 ) -> Proof:
     """The proof, with each batch assumption marked as tried, or kept as it stands."""
-    said = []
+    said, verdict = [], proof.verdict
     for text in proof.assumptions:
         batch = _other_batch(text)
         if batch is None:
@@ -61,7 +61,9 @@ def _agrees(
     autocast: torch.dtype | None,
 ) -> bool:
     def resized(t: Any) -> Any:
-        return t.new_empty((batch, *t.shape[1:])) if isinstance(t, Tensor) and t.dim() else t
+        if not isinstance(t, Tensor) or not t.dim():
+            return t
+        return t.detach().new_empty((batch, *t.shape[1:])).requires_grad_(t.requires_grad)
 
     fakes = concrete_fakes(gm, tree_map(resized, tuple(inputs)))
     try:

@@ -82,7 +82,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        out = as_really_run(func, args, func(*args, **(kwargs or {})))
+        out = as_really_run(func, args, kwargs or {})
         for t in tree_iter(out):
             if isinstance(t, Tensor):
                 self._see(t, str(func))

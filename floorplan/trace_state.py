@@ -73,6 +73,7 @@ def complete(have: nn.Module, want: nn.Module) -> None:
             have.register_parameter(name, p)
     for name, b in want._buffers.items():
         if name not in have._buffers:
+            have.__dict__.pop(name, None)  # a buffer that the forward assigns to was copied as a plain attribute
             have.register_buffer(name, b)
     have._non_persistent_buffers_set |= want._non_persistent_buffers_set
     for name, child in want._modules.items():

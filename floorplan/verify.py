@@ -129,7 +129,8 @@ def same_start(after: nn.Module, before: nn.Module, inputs: Sequence[Any]) -> No
     outs = []
     for m in (after, before):
         twin = copy.deepcopy(m).eval()
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # a dropout that is always on must draw the same twice
             outs.append(Values(list(tensors_in(twin(*inputs))), {}))
     if not all(bool(torch.isfinite(t).all()) for t in outs[1].outputs):
         return  # a source that gives NaN or infinity has no values to start from
@@ -181,7 +182,8 @@ def same_outputs(a: nn.Module, b: nn.Module, inputs: Sequence[Any], where: str) 
     results = []
     for m in (a, b):
         modes = {c: c.training for c in m.modules()}
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
             results.append(list(tensors_in(m.eval()(*inputs))))
         for c, mode in modes.items():
             c.training = mode
