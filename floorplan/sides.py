@@ -37,7 +37,8 @@ def try_other_sides(
             said.append(
                 f"{text}; at B = {batch} other tensors are kept: check that batch by itself"
             )
-    return replace(proof, assumptions=tuple(said))
+            verdict = UNPROVEN if verdict == AT_FLOOR else verdict
+    return replace(proof, assumptions=tuple(said), verdict=verdict)
 
 
 def _other_batch(text: str) -> int | None:
