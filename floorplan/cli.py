@@ -3,9 +3,9 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import torch
 import typer
@@ -56,6 +56,10 @@ Measure = Annotated[bool, typer.Option("--measure", help="Run the model too: pre
 Out = Annotated[str, typer.Option("-o", "--output", help="The adapted model (data, not code).")]
 Node = Annotated[str, typer.Argument(help="A node or module name, such as layer3.2.conv2.")]
 Config = Annotated[Path, typer.Argument(help="A pyproject.toml with [[tool.floorplan.gate]] entries.")]
+Sarif = Annotated[
+    str | None,
+    typer.Option("--sarif", help="Write the guilty tensors as SARIF 2.1.0 ('-': to stdout)."),
+]
 Json = Annotated[
     str | None,
     typer.Option(
@@ -79,15 +83,19 @@ def shapes_of(inputs: list[str] | None) -> list[tuple[int, ...]] | None:
 
 @contextmanager
 def busy(what: str) -> Iterator[None]:
-    """A spinner on stderr while something runs; silent when stderr is not a terminal."""
+    """A spinner on stderr while something runs; silent when stderr is not a terminal.
+
+    What the model's own forward prints goes to stderr: stdout is the report's.
+    """
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        progress.add_task(what)
-        yield
+    with redirect_stdout(sys.stderr):
+        if not console.is_terminal:
+            yield
+            return
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            progress.add_task(what)
+            yield
 
 
 def dtype_of(name: str | None) -> torch.dtype | None:
@@ -111,7 +119,7 @@ def check(
     autocast: Annotated[str | None, typer.Option(help="Under autocast: bf16 or fp16.")] = None,
     mode: Annotated[str, typer.Option(help="Check the model in this mode: as saved, train or eval.")] = "saved",
     json_file: Json = None,
-    sarif_file: Annotated[str | None, typer.Option("--sarif", help="Write the guilty tensors as SARIF 2.1.0.")] = None,
+    sarif_file: Sarif = None,
     weights: Weights = None, allow: Allow = None, trust: Trust = False,
 ) -> None:  # fmt: skip
     """List what autograd will keep and prove whether it is the activation-memory floor.
@@ -120,6 +128,9 @@ def check(
     """
     if mode not in ("saved", "train", "eval"):
         raise FloorplanError(f"--mode {mode}: not known; use saved, train or eval")
+    for path in (json_file, sarif_file):
+        if path and path != "-":
+            ensure_writable(path, force=True)
     with busy(f"checking {model}"):
         report = api.check(
             model, rank=rank, sites=sites, seed=seed, train_head=train_head, batch=batch,
@@ -127,20 +138,20 @@ def check(
             weights=weights, allow=allow or (), trust=trust,
         )  # fmt: skip
     if sarif_file:
-        write_text(sarif_file, json.dumps(sarif.document(report), indent=1))
-    emit(report, json_file)
+        _put(sarif_file, json.dumps(sarif.document(report), indent=1))
+    if json_file:
+        _put(json_file, json.dumps(report.as_json(), indent=1))
+    if "-" not in (json_file, sarif_file):
+        print(report)
     raise typer.Exit(report.exit_code)
 
 
-def emit(report: Any, json_file: str | None) -> None:
-    """Print the table, or write the JSON (and print the table unless the JSON went to stdout)."""
-    document = json.dumps(report.as_json(), indent=1)
-    if json_file == "-":
+def _put(path: str, document: str) -> None:
+    """A document to a file, or to stdout in place of the table if the path is '-'."""
+    if path == "-":
         print(document)
-        return
-    if json_file:
-        write_text(json_file, document)
-    print(report)
+    else:
+        write_text(path, document)
 
 
 @app.command()

@@ -16,6 +16,8 @@ def ensure_writable(path: str | Path, force: bool) -> Path:
         raise FloorplanError(f"{target}: exists already; --force overwrites it")
     if not target.parent.is_dir():
         raise FloorplanError(f"{target}: its folder does not exist; create it first")
+    if not os.access(target.parent, os.W_OK):
+        raise FloorplanError(f"{target}: its folder is not writable; choose another place")
     return target
 
 

@@ -16,8 +16,14 @@ from typing import Any
 from floorplan import api
 from floorplan.criterion import AT_FLOOR
 from floorplan.errors import FloorplanError
+from floorplan.report import CheckReport
 
-KEYS = {"model", "rank", "sites", "input", "batch", "max_saved", "weights", "allow", "mode"}
+KINDS = {
+    "model": str, "rank": int, "sites": str, "input": list, "batch": int, "max_saved": int,
+    "weights": str, "allow": list, "mode": str,
+}  # fmt: skip
+INNER = {"input": int, "allow": str}
+WORDS = {k: {str: "a string", int: "a whole number", list: "a list"}[t] for k, t in KINDS.items()}
 
 
 def entries_of(path: Path) -> list[dict[str, Any]]:
@@ -34,28 +40,48 @@ def entries_of(path: Path) -> list[dict[str, Any]]:
             f'{path}: has no [[tool.floorplan.gate]] entries; add one with model = "pkg.mod:factory"'
         )
     for entry in entries:
-        if not isinstance(entry, dict) or "model" not in entry or entry.keys() - KEYS:
-            raise FloorplanError(
-                f"{path}: gate entry {entry}: needs `model`, and knows only {', '.join(sorted(KEYS))}"
-            )
+        if fault := _fault(entry):
+            raise FloorplanError(f"{path}: gate entry {entry}: {fault}")
     return entries
+
+
+def _fault(entry: Any) -> str:
+    """What is wrong with one entry; "" if it can be checked."""
+    if not isinstance(entry, dict) or "model" not in entry:
+        return "needs `model`"
+    if unknown := entry.keys() - KINDS.keys():
+        return f"does not know {', '.join(sorted(unknown))}; it knows {', '.join(sorted(KINDS))}"
+    for key, value in entry.items():
+        inner = value if KINDS[key] is list else []
+        if type(value) is not KINDS[key] or any(type(v) is not INNER[key] for v in inner):
+            return f"`{key}` must be {WORDS[key]}"
+    return ""
 
 
 def run(path: Path, say: Callable[[str], None]) -> list[str]:
     """Check all entries, say one line each, return the models that failed."""
     failed = []
     for e in entries_of(path):
-        shape = e.get("input")
-        report = api.check(
-            e["model"], rank=e.get("rank"), sites=e.get("sites", "auto"), batch=e.get("batch"),
-            shapes=None if shape is None else [tuple(shape)], weights=e.get("weights"),
-            allow=e.get("allow", ()), mode=e.get("mode", "saved"),
-        )  # fmt: skip
-        too_much = "max_saved" in e and report.predicted.saved > e["max_saved"]
-        ok = report.verdict == AT_FLOOR and not too_much
-        say(f"{'ok  ' if ok else 'FAIL'} {e['model']}: {report.verdict}, {report.predicted.saved:,} bytes kept"
-            + (f", more than {e['max_saved']:,}" if too_much else ""))  # fmt: skip
+        try:
+            ok, line, report = _check(e)
+        except FloorplanError as error:
+            ok, line, report = False, f"cannot be checked: {error}", None
+        say(f"{'ok  ' if ok else 'FAIL'} {e['model']}: {line}")
         if not ok:
             failed.append(e["model"])
-            say(str(report))
+            if report is not None:
+                say(str(report))
     return failed
+
+
+def _check(e: dict[str, Any]) -> tuple[bool, str, CheckReport]:
+    report = api.check(
+        e["model"], rank=e.get("rank"), sites=e.get("sites", "auto"), batch=e.get("batch"),
+        shapes=[tuple(e["input"])] if "input" in e else None, weights=e.get("weights"),
+        allow=e.get("allow", ()), mode=e.get("mode", "saved"),
+    )  # fmt: skip
+    saved, limit = report.predicted.saved, e.get("max_saved")
+    line = f"{report.verdict}, {saved:,} bytes kept"
+    too_much = limit is not None and saved > limit
+    line += f", more than {limit:,}" if too_much else ""
+    return report.verdict == AT_FLOOR and not too_much, line, report

@@ -221,5 +221,6 @@ def build(name: str, batch: int = 1) -> tuple[nn.Module, tuple[Tensor, ...]]:
     model = hard.build()
     x = torch.randn(hard.input[0] * batch, *hard.input[1:])
     if name == "channels-last":
-        return model.to(memory_format=torch.channels_last), (x.to(memory_format=torch.channels_last),)
+        last = torch.channels_last
+        return model.to(memory_format=last), (x.to(memory_format=last),)  # type: ignore[call-overload]
     return model, (x,)

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,10 @@ Conv, Norm = nn.Conv2d, nn.BatchNorm2d
 
 class Lambda(nn.Module):
     """Named layers and a function that runs them."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, run: Callable[..., Any], **layers: nn.Module) -> None:
         super().__init__()
@@ -105,6 +109,9 @@ class Dense(nn.Module):
 class FrozenNorm(nn.Module):
     """A hand-written BatchNorm with fixed statistics."""
 
+    scale: Tensor
+    shift: Tensor
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.register_buffer("scale", torch.linspace(0.5, 1.5, width).view(1, -1, 1, 1))
@@ -115,21 +122,21 @@ class FrozenNorm(nn.Module):
         return x * self.scale + self.shift
 
 
-def biased() -> nn.Module:
+def biased() -> Any:
     m = Lambda(lambda m, x: block(m, x).pow(2).mean((2, 3)), c1=same(3, 8), b1=Norm(8, eps=1e-3))
     m.c1.bias.data.copy_(torch.linspace(-5, 5, 8))
     m.b1.running_mean.copy_(torch.linspace(-4, 6, 8))
     return m
 
 
-def bad_variance() -> nn.Module:
+def bad_variance() -> Any:
     m = Lambda(block2, c1=same(3, 6), b1=Norm(6), c2=same(6, 6), b2=Norm(6))
     m.b1.running_var[0] = 0.0
     m.b2.running_var[2] = -m.b2.eps
     return m
 
 
-def deconv() -> nn.Module:
+def deconv() -> Any:
     up = nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2, bias=False)
     m = Lambda(block, c1=up, b1=Norm(6))
     m.b1.running_var.copy_(torch.linspace(0.5, 3, 6))

@@ -26,13 +26,13 @@ class Hiding(torch.autograd.Function):
     """Keeps its input where hooks do not look."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> Any:
         """2x"""
         ctx.hidden = x.clone()
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(ctx: Any, g: Tensor) -> Any:
         """2g"""
         return g * 2 + 0 * ctx.hidden
 
@@ -41,13 +41,13 @@ class Bytes(torch.autograd.Function):
     """Keeps a byte an element."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> Any:
         """2x"""
         ctx.save_for_backward((x * 255).to(torch.uint8))
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(ctx: Any, g: Tensor) -> Any:
         """g times the bytes"""
         (kept,) = ctx.saved_tensors
         return g * kept
@@ -93,7 +93,7 @@ class Several(nn.Module):
         super().__init__()
         self.a, self.b, self.fc = same(3, 8), same(5, 8), nn.Linear(7, 8)
 
-    def forward(self, x: Tensor, y: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, z: Tensor, mask: Tensor | None = None) -> Any:
         """Sum of the three."""
         maps = F.relu(self.a(x)).mean((2, 3)) + F.relu(self.b(y)).mean((2, 3)) + self.fc(z)
         return maps if mask is None else maps * mask
@@ -135,7 +135,7 @@ def _recurrent(cell: Callable[..., nn.Module], *options: Any, **more: Any) -> Ki
     def run(m: Any, x: Tensor) -> Any:
         return m.cell(F.relu(m.c1(x)).permute(2, 0, 1))[0]
 
-    return of(run, images(4, 3, 8), c1=nn.Conv1d(3, 8, 3), cell=cell(8, 5, *options, **more))
+    return of(run, images(4, 3, 5), c1=nn.Conv1d(3, 8, 3), cell=cell(8, 5, *options, **more))
 
 
 def _last(function: Callable[[Tensor], Any], width: int = 8) -> Kind:

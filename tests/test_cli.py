@@ -62,6 +62,8 @@ def test_sarif_names_every_guilty_tensor(
 ) -> None:
     target = tmp_path / "r.sarif"
     run(capsys, "check", SMOOTH, *SIZE, "--rank", "2", "--sarif", str(target))
+    code, out, _ = run(capsys, "check", SMOOTH, *SIZE, "--rank", "2", "--sarif", "-")
+    assert json.loads(out) == json.loads(target.read_text())
     results = json.loads(target.read_text())["runs"][0]["results"]
     assert [r["ruleId"] for r in results] == ["above-floor/activation"]
 
@@ -136,6 +138,13 @@ def test_gate_checks_every_listed_model(capsys: pytest.CaptureFixture[str], tmp_
     config.write_text(entry + "max_saved = 10\n")
     code, out, _ = run(capsys, "gate", str(config))
     assert code == 1 and "more than 10" in out
+    broken = '[[tool.floorplan.gate]]\nmodel = "no.such:factory"\n'
+    config.write_text(broken + entry)
+    code, out, _ = run(capsys, "gate", str(config))
+    assert code == 1 and out.count("FAIL") == 1 and out.splitlines()[1].startswith("ok")
+    config.write_text(entry.replace("rank = 2", 'rank = "2"'))
+    code, _, err = run(capsys, "gate", str(config))
+    assert code == 2 and "`rank` must be a whole number" in err
     config.write_text(entry.replace("rank", "rnak"))
     assert run(capsys, "gate", str(config))[0] == 2
 

@@ -1,5 +1,7 @@
 """Inputs are found for a model by trying sizes on fakes, and made smaller for verification."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,7 @@ def test_a_convolutional_net_takes_the_first_size() -> None:
 
 
 def test_a_linear_head_decides_the_size() -> None:
-    def run(m: Lambda, x: Tensor) -> Tensor:
+    def run(m: Lambda, x: Tensor) -> Any:
         return m.fc(F.max_pool2d(m.c1(x), 4).flatten(1))
 
     assert infer_shape(Lambda(run, c1=same(1, 8), fc=nn.Linear(8 * 49, 10)))[0] == (1, 28, 28)
@@ -29,7 +31,7 @@ def test_one_dimension() -> None:
 
 
 def test_what_a_model_declares_comes_first() -> None:
-    model = Lambda(block2, **pair(8))
+    model: Any = Lambda(block2, **pair(8))
     model.example_input_shape = (3, 20, 30)
     assert infer_shape(model) == ((3, 20, 30), "the model's example_input_shape")
     model = Lambda(block2, **pair(8))

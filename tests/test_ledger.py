@@ -1,5 +1,7 @@
 """Every tensor that autograd keeps is caught with its node, and what the hooks miss by the census."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +15,7 @@ from floorplan.symbols import concrete_fakes
 from floorplan.trace import trace
 
 
-def run(model: nn.Module, **options: bool) -> Run:
+def run(model: nn.Module, **options: Any) -> Run:
     x = images()
     return run_graph(concrete_fakes(trace(model, (x,)).gm, (x,)), **{"hooks": True} | options)
 
@@ -73,7 +75,7 @@ def test_an_op_that_fails_is_named_in_one_line() -> None:
 
 
 def test_an_overwritten_tensor_is_named_with_its_writer() -> None:
-    def spoil(m: Lambda, x: torch.Tensor) -> torch.Tensor:
+    def spoil(m: Lambda, x: torch.Tensor) -> Any:
         return m.c2(torch.sigmoid(m.c1(x)).mul_(2)).mul_(3)
 
     assert run(Lambda(spoil, c1=same(3, 8), c2=same(8, 4)), watch=True).spoiled == ("sigmoid", "mul_")

@@ -54,7 +54,7 @@ def test_as_dict_has_every_figure() -> None:
 
 def test_a_failing_model_fails_alike_and_is_restored() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(4, 8, 3))
-    before = model[0].running_mean.clone()  # type: ignore[union-attr,operator]
+    before = model[0].running_mean.clone()  # type: ignore[operator]
     with pytest.raises(RuntimeError, match="channels"):
         measure(model, (images(),))
     assert torch.equal(model[0].running_mean, before)  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
 """Sizes read as formulas in B, C, H, W, r."""
 
+from typing import Any
+
 import sympy
 import torch.nn.functional as F
 from hard_nets import Lambda, block2, pair, same
@@ -37,7 +39,7 @@ def test_strided_positions_get_names() -> None:
 
 
 def test_derived_widths() -> None:
-    def run(m: Lambda, x: Tensor) -> Tensor:
+    def run(m: Lambda, x: Tensor) -> Any:
         return m.c2(F.silu(F.pad(m.c1(x), (0, 0, 0, 0, 0, 3))))
 
     report = floorplan.check(Lambda(run, c1=same(3, 8), c2=same(11, 4)), images())
@@ -54,7 +56,7 @@ def test_kinds_of_symbols() -> None:
 
 
 def test_pinned_widths_are_told() -> None:
-    n = namer(Lambda(lambda m, x: m.n(m.c1(x)), c1=same(3, 8), n=nn.GroupNorm(2, 8)), images())
+    n = namer(Lambda(lambda m, x: m.n(m.c1(x)), c1=same(3, 8), n=nn.InstanceNorm2d(8, affine=True)), images())
     assert n.pinned_widths == {"C1": 8}
     assert "C1 = 8 (pinned by the model)" in n.assumptions()
 

@@ -1,5 +1,7 @@
 """Symbolic fakes: which sizes are symbols, with what names, and what is never unified."""
 
+from typing import Any, cast
+
 import pytest
 import torch
 from hard_nets import Lambda, block2, pair, same
@@ -28,7 +30,7 @@ def test_names_and_values() -> None:
 def test_equal_widths_share_a_symbol_and_nothing_else_does() -> None:
     f = fakes(Lambda(block2, **pair(12)), images(12, 3, 12, 12))
     (x,) = f.inputs
-    width = f.gm.get_submodule("c2").weight.shape[0]
+    width = cast(Any, f.gm.get_submodule("c2")).weight.shape[0]
     symbols = {str(n.node.expr) for n in (width, *x.shape)}
     assert len(symbols) == 5  # width, B, C, H, W though four of them are 12
     assert len({n.node.hint for n in x.shape}) == 4
@@ -59,20 +61,20 @@ def test_a_second_input_gets_its_own_positions() -> None:
 
 def test_kernels_stay_numbers_and_depthwise_groups_do_not() -> None:
     f = fakes(Lambda(lambda m, x: m.dw(x), dw=same(3, 3, groups=3)), images())
-    conv = f.gm.get_submodule("dw")
+    conv: Any = f.gm.get_submodule("dw")
     assert conv.weight.shape[2:] == (3, 3)
     assert isinstance(conv.groups, SymInt)
 
 
 def test_concrete_fakes_keep_sizes_ties_and_flags() -> None:
-    model = net()
-    model.c2.weight = nn.Parameter(model.c2.weight.detach(), requires_grad=False)
-    model.tied = model.c1
-    f = concrete_fakes(trace(model, (images(),)).gm, (images().requires_grad_(),))
-    assert f.gm.get_submodule("c1").weight.shape == (8, 3, 3, 3)
-    assert not f.gm.get_submodule("c2").weight.requires_grad
+    model, x = Lambda(lambda m, x: m.c2(m.c1(x)), c1=same(3, 3), c2=same(3, 3)), images()
+    model.c2.weight = model.c1.weight
+    model.c2.bias.requires_grad_(False)
+    f = concrete_fakes(trace(model, (x,)).gm, (images().requires_grad_(),))
+    first, second = (cast(Any, f.gm.get_submodule(n)) for n in ("c1", "c2"))
+    assert first.weight is second.weight and first.weight.shape == (3, 3, 3, 3)
+    assert first.bias.requires_grad and not second.bias.requires_grad
     assert f.inputs[0].requires_grad
-    assert f.gm.get_submodule("tied").weight is f.gm.get_submodule("c1").weight
 
 
 def test_a_clone_shares_tensors_and_nothing_else() -> None:
