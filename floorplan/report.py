@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
-from floorplan.criterion import AT_FLOOR, Entry, Proof
+from floorplan.criterion import AT_FLOOR, UNPROVEN, Entry, Proof
 from floorplan.driver import Site
 from floorplan.measure import Figures
 from floorplan.pillars import PILLARS, WHY
@@ -22,6 +22,7 @@ LABELS = {
     "total": "total (step + model + optimizer + batch)",
     "trainable_parameters": "trainable parameters",
 }
+KEPT = ("saved", "saved_refcount", "saved_census")  # what a proof speaks of
 TOP = 12  # rows of the tensor table that are printed; the JSON has all
 
 
@@ -52,8 +53,9 @@ class CheckReport:
 
     @property
     def verdict(self) -> str:
-        """AT_FLOOR, ABOVE_FLOOR or UNPROVEN."""
-        return self.proof.verdict
+        """AT_FLOOR, ABOVE_FLOOR or UNPROVEN; a measured figure that disagrees disproves a floor."""
+        wrong = self.difference is not None and any(self.difference[k] for k in KEPT)
+        return UNPROVEN if wrong and self.proof.verdict == AT_FLOOR else self.proof.verdict
 
     @property
     def exit_code(self) -> int:
@@ -201,6 +203,7 @@ def _verdict_words(r: CheckReport) -> str:
     unproven = len(r.proof.guilty) - above
     words = [f"{above} saved tensors scale with a width"] if above else []
     words += [f"{unproven} could not be proved"] if unproven else []
+    words += ["what is measured differs from what is predicted"] if not words and r.measured else []
     return f" ({', '.join(words)})" if words else ""
 
 

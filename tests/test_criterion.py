@@ -1,10 +1,12 @@
 """The verdict is sound: what reaches the floor is at it, and no trick makes a model look as if it were."""
 
+from dataclasses import replace
+
 import pytest
 import sympy
 import torch
 import torch.nn.functional as F
-from hard_nets import Lambda, same
+from hard_nets import Lambda, block2, pair, same
 from kinds import ABOVE, FLOOR, Remember, images
 from torch import Tensor, nn
 
@@ -64,6 +66,15 @@ def test_a_model_that_stores_tensors_aside_is_not_proved(layer: type[nn.Module])
     assert report.verdict == UNPROVEN
     assert report.predicted.saved == report.predicted.saved_census == 4 * 4 * 8 * 144
     assert "outlives the forward" in report.proof.guilty[0].reason
+
+
+def test_a_measured_figure_that_disagrees_disproves_the_floor() -> None:
+    model = Lambda(block2, **pair(8))
+    report = floorplan.check(model, images(), rank=2, sites="all", measured=True)
+    assert report.verdict == AT_FLOOR and report.measured is not None
+    other = replace(report.measured, saved=report.measured.saved + 4)
+    assert replace(report, measured=other).verdict == UNPROVEN
+    assert "measured differs" in str(replace(report, measured=other))
 
 
 def test_frozen_models_keep_nothing() -> None:
