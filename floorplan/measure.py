@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from floorplan.cost_models import memory
 from floorplan.ledger import Run, Saved, record
+from floorplan.storage import tensors_in
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,13 @@ def figures(model: nn.Module, hooked: Run, plain: Run, inputs: Sequence[Tensor])
 
 
 def measure(
-    model: nn.Module, inputs: Sequence[Any], *, autocast: torch.dtype | None = None
+    model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = None
 ) -> Figures:
     """Run `model` for real, twice: under hooks, and a whole step under the storage tracker.
 
-    inputs: the forward's arguments. The model's buffers, gradients and the random state are put back.
+    inputs: the forward's arguments, or its only one. The model's buffers, gradients and the random state are put back.
     """
-    from floorplan.storage import tensors_in
-
-    args = tuple(inputs)
+    args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     with _undisturbed(model):
         hooked = record(model, args, hooks=True, autocast=autocast, by_node=False)
         plain = record(model, args, hooks=False, backward=True, autocast=autocast, by_node=False)

@@ -181,7 +181,7 @@ def _check_lines(r: CheckReport) -> list[str]:
     guilty = r.proof.guilty
     if guilty:
         rows = [
-            [e.node, e.op, e.pillar, _shape(e), f"{e.nbytes:,} B", e.reason] for e in guilty[:TOP]
+            [e.node, e.op, e.pillar, shape_text(e), f"{e.nbytes:,} B", e.reason] for e in guilty[:TOP]
         ]
         lines += [
             table(rows, ["guilty node", "op", "pillar", "shape", "bytes", "reason"], right=(4,))
@@ -215,7 +215,8 @@ def _legend(r: CheckReport) -> list[str]:
     return ["widths: " + ", ".join(names)] if names else []
 
 
-def _shape(e: Entry) -> str:
+def shape_text(e: Entry) -> str:
+    """[B, C1, H1, W1]"""
     return "[" + ", ".join(e.shape) + "]"
 
 
@@ -231,94 +232,3 @@ def table(rows: Sequence[Sequence[Any]], header: Sequence[str], right: Sequence[
             disable_numparse=True,
         )
     )
-
-
-@dataclass(frozen=True)
-class RewriteReport:
-    """The model before and after, what was refused, and what it cost."""
-
-    before: CheckReport
-    after: CheckReport
-    options: dict[str, Any]
-
-    def as_json(self) -> dict[str, Any]:
-        """The document beside the adapted file, schema floorplan.rewrite/1."""
-        return {
-            "schema": "floorplan.rewrite/1",
-            "options": self.options,
-            "versions": versions(),
-            "before": self.before.as_json(),
-            "after": self.after.as_json(),
-            "refused": [
-                {"pass": p, "node": s.node, "reason": s.refused} for p, s in self.after.refused
-            ],
-        }
-
-    def __str__(self) -> str:
-        return "\n".join(self._lines("simple"))
-
-    def markdown(self) -> str:
-        """The same report as Markdown."""
-        return "\n".join([f"# {self.before.name}, adapted", "", *self._lines("github"), ""])
-
-    def _lines(self, style: str) -> list[str]:
-        b, a = self.before, self.after
-        rows = []
-        for k, v in b.predicted.as_dict().items():
-            w = a.predicted.as_dict()[k]
-            row = [
-                LABELS[k],
-                f"{v:,}",
-                _real(b, k),
-                f"{w:,}",
-                _real(a, k),
-                f"{w / v:.4f}" if v else "-",
-            ]
-            rows.append(row)
-        header = ["figure (bytes)", "before", "measured", "after", "measured", "ratio"]
-        align = ["left"] + ["right"] * 5
-        out = [
-            tabulate(rows, headers=header, tablefmt=style, colalign=align, disable_numparse=True),
-            "",
-        ]
-        pillars = [
-            [
-                p,
-                f"{b.pillars.get(p, {}).get('bytes', 0):,}",
-                f"{a.pillars.get(p, {}).get('bytes', 0):,}",
-            ]
-            for p in PILLARS
-            if p in b.pillars or p in a.pillars
-        ]
-        out += [tabulate(pillars, headers=["pillar", "kept before", "kept after"], tablefmt=style,
-                         colalign=["left", "right", "right"], disable_numparse=True), ""]  # fmt: skip
-        refused = _grouped(a.refused)
-        if refused:
-            out += [
-                tabulate(refused, headers=["pass", "left alone", "because"], tablefmt=style),
-                "",
-            ]
-        if a.proof.guilty:
-            rows = [[e.node, e.op, _shape(e), f"{e.nbytes:,}", e.fix] for e in a.proof.guilty]
-            out += [tabulate(rows, headers=["above the floor", "op", "shape", "bytes", "what would remove it"],
-                             tablefmt=style, disable_numparse=True), ""]  # fmt: skip
-        out += [f"note: {n}" for n in dict.fromkeys((*b.notes, *a.notes))]
-        return [*out, f"verdict: {b.verdict} -> {a.verdict}"]
-
-
-def _grouped(refused: Sequence[tuple[str, Site]]) -> list[list[Any]]:
-    """One row a reason: eighteen depthwise convs need no eighteen rows."""
-    rows: dict[tuple[str, str], list[str]] = {}
-    for p, s in refused:
-        rows.setdefault((p, s.refused), []).append(s.node)
-    return [[p, _named(nodes), reason] for (p, reason), nodes in rows.items()]
-
-
-def _named(nodes: Sequence[str]) -> str:
-    if len(nodes) <= 3:
-        return ", ".join(nodes)
-    return f"{nodes[0]}, {nodes[1]}, … ({len(nodes)} places)"
-
-
-def _real(r: CheckReport, key: str) -> str:
-    return f"{r.measured.as_dict()[key]:,}" if r.measured else "-"

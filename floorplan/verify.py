@@ -118,6 +118,16 @@ def double_copy(gm: fx.GraphModule) -> fx.GraphModule:
     return copy.deepcopy(gm).double()
 
 
+def runs_in_double(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """Why a float64 copy of the graph cannot run (it casts by itself, say); "" if it can."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            double_copy(gm).eval()(*to_double(inputs))
+    except Exception as e:  # whatever the copy raises, it is no reason to refuse the model
+        return " ".join(str(e).split())[:200] or type(e).__name__
+    return ""
+
+
 def _drawn(gm: fx.GraphModule) -> fx.GraphModule:
     twin = copy.deepcopy(gm).eval()
     randomize_adapters(twin)

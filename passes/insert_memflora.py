@@ -57,9 +57,8 @@ class Insert:
                                  "(weight standardisation, a reparametrization); bake the weight first")  # fmt: skip
         if not adapted:
             looked = f"{len(found)} looked at with --sites {self.sites} --rank {self.rank}"
-            raise FloorplanError(
-                f"no conv was adapted ({looked}); try --sites all or a smaller rank"
-            )
+            advice = "try --sites all or a smaller rank" if found else "its graph has no conv layer"
+            raise FloorplanError(f"no conv was adapted ({looked}); {advice}")
         if self.train_head:
             _train_head(gm)
 
