@@ -49,8 +49,11 @@ def subject_of(
         loaded = load_model(str(model), weights=weights, allow=allow, trust=trust)
         model, name = loaded.module, loaded.source
         notes += loaded.notes
-    else:
+    elif isinstance(model, nn.Module):
         name = type(model).__name__
+    else:
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise FloorplanError(f"model: {what} is no model; give an nn.Module instance, a file or a factory's name")
     if inputs is not None:
         args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
         return Subject(model, name, args, tuple(notes))
@@ -127,6 +130,11 @@ def _rewritten(s: Subject, adapter: Pass, verified: bool) -> tuple[Traced, dict[
     """Trace, run the pipeline, and put the graph in the model's own mode."""
     if adapter_rank(s.model) is not None:
         raise FloorplanError(f"{s.name}: already adapted; rewrite its source model instead")
+    bad = next((n for n, p in s.model.named_parameters() if _not_finite(p)), "")
+    if bad and verified:
+        raise FloorplanError(
+            f"{s.name}: {bad} holds NaN or infinity, so nothing can be verified; repair it first"
+        )
     traced = trace(s.model, s.inputs, both_modes=True)
     trainable(traced.gm, s.inputs)  # a model that cannot be trained is diagnosed, not repaired
     line = passes.pipeline(adapter)
@@ -138,7 +146,7 @@ def _rewritten(s: Subject, adapter: Pass, verified: bool) -> tuple[Traced, dict[
             if (why := runs_in_double(traced.gm, small)) == "":
                 run_passes(double_copy(traced.gm), line, Verifier(small))
             else:
-                notes += (f"not verified in float64, outputs compared in the model's own precision only: {why}",)
+                notes += (f"outputs verified in the model's own precision only, not in float64: {why}",)
         gm, log = run_passes(traced.gm, line, _no_check)
         if verified:
             same_start(gm, traced.gm, small)
@@ -149,6 +157,10 @@ def _rewritten(s: Subject, adapter: Pass, verified: bool) -> tuple[Traced, dict[
         raise type(e)(f"{s.name}: {e}{hint}") from e
     gm.train()
     return replace(traced, gm=gm, notes=notes), log
+
+
+def _not_finite(t: Any) -> bool:
+    return isinstance(t, Tensor) and t.is_floating_point() and not bool(torch.isfinite(t).all())
 
 
 def _no_check(p: Pass, before: fx.GraphModule, after: fx.GraphModule) -> None:
@@ -193,6 +205,10 @@ def rewrite(
 
 def save(module: fx.GraphModule, path: str | Path, *, force: bool = False) -> None:
     """Write an adapted model as data; FloorplanError if the file exists and `force` is not set."""
+    if not isinstance(module, fx.GraphModule):
+        raise FloorplanError(
+            f"save: {type(module).__name__} is no adapted graph; save rewrite(...).module"
+        )
     artifact.save_artifact(module, path, module.meta.get("floorplan", {}), force=force)
 
 

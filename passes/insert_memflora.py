@@ -35,8 +35,10 @@ class Insert:
     train_head: bool = False
 
     def __call__(self, gm: fx.GraphModule) -> Iterator[Site]:
-        if self.rank < 1:
-            raise FloorplanError(f"--rank {self.rank}: an adapter has a rank of 1 or more")
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise FloorplanError(f"rank {self.rank}: an adapter has a whole rank of 1 or more")
+        if not isinstance(self.sites, str):
+            raise FloorplanError(f"sites {self.sites}: write a string: auto, all, pointwise, or comma-separated globs")
         gm.requires_grad_(False)
         generator = torch.Generator().manual_seed(self.seed)
         found = dict.fromkeys(str(n.target) for n, _ in module_calls(gm, FusedConv, *CONV_TYPES))

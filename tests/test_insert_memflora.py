@@ -138,7 +138,7 @@ def test_seed_and_start() -> None:
 
 @pytest.mark.parametrize("options", [{"rank": 0}, {"rank": -1}])
 def test_rank_must_be_positive(options: dict[str, int]) -> None:
-    with pytest.raises(FloorplanError, match="^--rank -?[01]: an adapter has a rank of 1 or more$"):
+    with pytest.raises(FloorplanError, match="^rank -?[01]: an adapter has a whole rank of 1 or more$"):
         insert(mixed(), **options)
 
 
