@@ -1,7 +1,8 @@
 """The Python API: check, rewrite, load, save. The command line is a thin shell over it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def subject_of(
         loaded = load_model(str(model), weights=weights, allow=allow, trust=trust)
         model, name = loaded.module, loaded.source
         notes += loaded.notes
+    elif isinstance(model, torch.jit.ScriptModule):
+        raise FloorplanError("model: a TorchScript module has no Python forward to trace; give the eager model")
     elif isinstance(model, nn.Module):
         name = type(model).__name__
     else:
@@ -85,8 +88,31 @@ def check(
     s = subject_of(
         model, inputs, batch=batch, shapes=shapes, weights=weights, allow=allow, trust=trust
     )
+    with _in_mode(s.model, mode):
+        return _checked(s, rank, memflora(rank or 1, sites, seed, train_head), measured, autocast)
+
+
+MODES = ("saved", "train", "eval")
+
+
+@contextmanager
+def _in_mode(model: nn.Module, mode: str) -> Iterator[None]:
+    """The model in train or eval mode for a while; "saved" leaves it as it is."""
+    if mode not in MODES:
+        raise FloorplanError(f"mode {mode}: not known; use {', '.join(MODES)}")
+    flags = {m: m.training for m in model.modules()}
     if mode != "saved":
-        s.model.train(mode == "train")
+        model.train(mode == "train")
+    try:
+        yield
+    finally:
+        for m, flag in flags.items():
+            m.training = flag
+
+
+def _checked(
+    s: Subject, rank: int | None, adapter: Pass, measured: bool, autocast: torch.dtype | None
+) -> CheckReport:
     has = adapter_rank(s.model)
     if rank is None or has is not None:
         if rank is not None and has != rank:
@@ -95,7 +121,7 @@ def check(
             )
         traced = trace(s.model, s.inputs)
         return _report(s, traced, s.model, "as-is", has, {}, measured, autocast)
-    traced, log = _rewritten(s, memflora(rank, sites, seed, train_head), verified=False)
+    traced, log = _rewritten(s, adapter, verified=False)
     return _report(s, traced, traced.gm, "rewritten", rank, log, measured, autocast)
 
 

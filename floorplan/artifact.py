@@ -84,7 +84,11 @@ def load_artifact(
     try:
         document = torch.load(path, map_location=map_location, weights_only=True)
     except Exception as e:
-        raise LoadError(f"{path}: not an adapted.pt: {one_line(e)}") from e
+        known = "Weights only load failed" in str(e) or "weights_only" in str(e)
+        reason = "it holds more than plain data" if known else one_line(e)
+        raise LoadError(
+            f"{path}: not an adapted.pt: {reason}; floorplan.load reads what floorplan.save or rewrite wrote"
+        ) from e
     try:
         return decode(document)
     except LoadError as e:

@@ -126,8 +126,6 @@ def check(
 
     Exit code 0: AT_FLOOR. 1: ABOVE_FLOOR or UNPROVEN. 2: the input cannot be used.
     """
-    if mode not in ("saved", "train", "eval"):
-        raise FloorplanError(f"--mode {mode}: not known; use saved, train or eval")
     for path in (json_file, sarif_file):
         if path and path != "-":
             ensure_writable(path, force=True)

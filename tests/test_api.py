@@ -132,3 +132,21 @@ def test_the_numbers_of_the_two_backbones() -> None:
     assert temporal.verdict == "AT_FLOOR"
     assert temporal.predicted.saved == 64 * 12_480
     assert temporal.predicted.trainable_parameters == 10_624
+
+
+def test_the_mode_of_the_model_is_put_back() -> None:
+    model = Residual().train()
+    model.bn.eval()
+    eval_report = floorplan.check(model, X, mode="eval")
+    assert model.training and not model.bn.training and model.bn1.training
+    assert eval_report.predicted.saved < floorplan.check(model, X, mode="train").predicted.saved
+    with pytest.raises(FloorplanError, match="mode half"):
+        floorplan.check(model, X, mode="half")
+
+
+def test_what_is_no_model_is_said_in_one_line() -> None:
+    scripted = torch.jit.script(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3)))
+    for wrong in (Residual, 3, scripted):
+        with pytest.raises(FloorplanError, match="^model: ") as caught:
+            floorplan.check(wrong, X)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)

@@ -239,14 +239,17 @@ def unproved(*args: Any, **kwargs: Any) -> tuple[Proof, tuple[str, ...]]:
 
 
 @pytest.fixture
-def thawed() -> Iterator[None]:
-    """Garbage collection as it was."""
+def small_runs() -> Iterator[None]:
+    """One thread, for maps this small; threads and garbage collection as they were afterwards."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
+    torch.set_num_threads(threads)
     gc.unfreeze()
 
 
 @pytest.mark.parametrize("shard", range(len(PLAN)))
-def test_random_networks(shard: int, thawed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_networks(shard: int, small_runs: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of every network; rewrite and gradients in most shards, the floor in some."""
     what, count = PLAN[shard]
     if what != "proof":
