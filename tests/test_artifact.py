@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from floorplan.artifact import decode, encode, load_artifact, save_artifact
+from floorplan.canonical import AnyBatchNorm, Clamp
 from floorplan.compact import PackedActivation
 from floorplan.compact_dropout import PackedDropout
 from floorplan.compact_means import ShapeAdaptiveAvgPool, ShapeAvgPool
@@ -22,6 +23,7 @@ from floorplan.fused import ChannelAffine, FusedConv
 from floorplan.geometry import geometry_of
 from floorplan.graph_codec import Reader
 from floorplan.module_codec import build, encode_module, own_classes
+from floorplan.trace import TrainingFlag
 
 
 class Residual(nn.Module):
@@ -404,11 +406,23 @@ OWN: dict[str, Callable[[], nn.Module]] = {
     "PackedMaxPool": lambda: PackedMaxPool([2, 2], [2, 2], [0, 0], [1, 1]),
     "ShapeAvgPool": lambda: ShapeAvgPool([2, 2], [2, 2], [0, 0]),
     "ShapeAdaptiveAvgPool": lambda: ShapeAdaptiveAvgPool([1, None]),
+    "Clamp": lambda: Clamp(0.0, 6.0),
+    "AnyBatchNorm": lambda: AnyBatchNorm(3, eps=1e-3),
 }
+NO_TENSOR = {"TrainingFlag"}  # gives a flag, see test_a_training_flag_survives
 
 
 def test_every_own_class_is_covered() -> None:
-    assert {name.rpartition(".")[2] for name in own_classes()} == set(OWN)
+    assert {name.rpartition(".")[2] for name in own_classes()} == set(OWN) | NO_TENSOR
+
+
+def test_a_training_flag_survives(tmp_path: Path) -> None:
+    graph = fx.Graph()
+    x, flag = graph.placeholder("x"), graph.call_module("leaf")
+    graph.output(graph.call_function(torch.nn.functional.dropout, (x, 0.5, flag)))
+    back = round_trip(fx.GraphModule({"leaf": TrainingFlag()}, graph), tmp_path)
+    ones = torch.ones(64)
+    assert torch.equal(back.eval()(ones), ones) and not torch.equal(back.train()(ones), ones)
 
 
 @pytest.mark.parametrize("name", OWN)
