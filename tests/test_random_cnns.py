@@ -23,7 +23,7 @@ from floorplan.fused import FusedConv
 from floorplan.verify import randomize_adapters
 
 # What each shard does on how many networks. A symbolic proof takes seconds, a ledger a fraction of one.
-PLAN = [("proof", 12)] * 2 + [("rewrite", 28)] * 4 + [("ledger", 84)] * 2
+PLAN = [("proof", 14)] * 2 + [("rewrite", 28)] * 4 + [("ledger", 80)] * 2
 PROFILE = settings(
     deadline=None, database=None, phases=(Phase.generate, Phase.shrink),
     suppress_health_check=list(HealthCheck), print_blob=False,
