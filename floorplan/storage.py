@@ -73,7 +73,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.timeline = Timeline()
         self.node = ""
-        self.last_op = ""
         # The tensors are held, or a freed key could be given to a storage that must be counted.
         self._held = list(ignore)
         self._ignored = {storage_key(t) for t in self._held}

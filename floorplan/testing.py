@@ -7,7 +7,7 @@ from torch import nn
 
 from floorplan import api
 from floorplan.criterion import AT_FLOOR
-from floorplan.report import table
+from floorplan.report import shape_text, table
 
 
 def assert_memory_floor(
@@ -21,7 +21,7 @@ def assert_memory_floor(
     report = api.check(model, inputs, rank, sites=sites, shapes=shapes, batch=batch)
     if report.verdict == AT_FLOOR:
         return
-    rows = [[e.node, e.op, e.pillar, "[" + ", ".join(e.shape) + "]", f"{e.nbytes:,}", e.reason, e.fix]
+    rows = [[e.node, e.op, e.pillar, shape_text(e), f"{e.nbytes:,}", e.reason, e.fix]
             for e in report.proof.guilty]  # fmt: skip
     header = ["node", "op", "pillar", "shape", "bytes", "why", "what would remove it"]
     notes = "\n".join(f"note: {n}" for n in (*report.notes, *report.proof.assumptions))
