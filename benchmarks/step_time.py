@@ -27,6 +27,7 @@ import floorplan  # noqa: E402
 from floorplan.bits import apply_gate, layout_of, pack_gate  # noqa: E402
 from floorplan.fused import FusedConv  # noqa: E402
 from floorplan.geometry import conv, conv_input_grad, conv_weight_grad, pad, unpad  # noqa: E402
+from floorplan.lowrank import project, up_geometry  # noqa: E402
 from floorplan.verify import randomize_adapters  # noqa: E402
 
 
@@ -37,9 +38,9 @@ class TwoBranch(torch.autograd.Function):
     def forward(ctx, x, skip, up, site):  # type: ignore[no-untyped-def]
         geo = site.geo
         z = conv(pad(x, geo), site.weight, site.bias, geo, geo.groups)
-        q = site.down(x)
+        q = project(x, site.P, geo)
         scaled = up * site.scale.reshape(-1, 1, 1, 1) if site.scale is not None else up
-        z += conv(pad(q, geo), scaled, None, site.up_geometry(), geo.groups)
+        z += conv(pad(q, geo), scaled, None, up_geometry(geo), geo.groups)
         if skip is not None:
             z += skip
         packed = None
@@ -58,11 +59,11 @@ class TwoBranch(torch.autograd.Function):
         if packed is not None:
             g = apply_gate(g, packed, ctx.layout, site.gate.inside, site.gate.outside)
         scaled = up * site.scale.reshape(-1, 1, 1, 1) if site.scale is not None else up
-        gu = conv_weight_grad(g, q, scaled, site.up_geometry(), geo.groups)
+        gu = conv_weight_grad(g, q, scaled, up_geometry(geo), geo.groups)
         gu = gu * site.scale.reshape(-1, 1, 1, 1) if site.scale is not None else gu
         gx = None
         if ctx.needs_input_grad[0]:
-            gq = conv_input_grad(g, scaled, q.shape[2:], site.up_geometry(), geo.groups)
+            gq = conv_input_grad(g, scaled, q.shape[2:], up_geometry(geo), geo.groups)
             p = site.P.flatten(0, 1)[:, :, None, None]
             gx = conv_input_grad(g, site.weight, ctx.size, geo, geo.groups)
             gx += torch.nn.functional.conv_transpose2d(gq, p)
