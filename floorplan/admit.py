@@ -126,6 +126,18 @@ def admit(name: str, path: str, allow: Sequence[str]) -> Any:
     return target
 
 
+def check_allowed(allow: Sequence[str]) -> None:
+    """LoadError for a package that --allow names and that is not there."""
+    for name in allow:
+        with import_path("."):
+            try:
+                found = importlib.util.find_spec(name.partition(".")[0])
+            except (ImportError, ValueError):
+                found = None
+        if found is None:
+            raise LoadError(f"--allow {name}: no such package is installed; check its spelling")
+
+
 def _why_not_listed(name: str) -> str:
     own = next((why for prefix, why in _OWN_REASONS.items() if _under(name, [prefix])), "")
     if own:

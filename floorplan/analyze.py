@@ -9,12 +9,12 @@ import torch
 from torch import fx, nn
 
 from floorplan.criterion import AT_FLOOR, UNPROVEN, Proof, is_workspace, prove
-from floorplan.errors import TraceError
+from floorplan.errors import ReadsValues, TraceError
 from floorplan.ledger import Run, run_graph
-from floorplan.measure import Figures, figures
+from floorplan.measure import Figures, figures, measure, observe
 from floorplan.sides import try_other_sides
 from floorplan.storage import tensors_in
-from floorplan.symbols import Sizes, concrete_fakes, symbolic_fakes
+from floorplan.symbols import Sizes, clone_structure, concrete_fakes, symbolic_fakes
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,58 @@ def analyze(
     real: the module that `gm` was traced from, if it is that whose step is to be predicted.
     """
     opaque = opaque or {}
+    own = real is not None and not isinstance(real, fx.GraphModule)
+    gm = _making_constants(gm) if own else gm
     fakes = concrete_fakes(gm, inputs)
-    hooked = run_graph(fakes, hooks=True, autocast=autocast)
+    state = real if real is not None and own else fakes.gm
+    try:
+        hooked = run_graph(fakes, hooks=True, autocast=autocast)
+    except ReadsValues as e:
+        return _counted(gm, inputs, opaque, autocast, gm if real is None else real, str(e))
     try:
         plain = run_graph(fakes, hooks=False, backward=backward, autocast=autocast)
     except TraceError as e:
         raise TraceError(overwritten(gm, inputs) or str(e)) from e
-    own = real is not None and not isinstance(real, fx.GraphModule)
     if own:
         plain = _own_step(real, inputs, autocast, backward=backward) or plain
-    exact = figures(fakes.gm, hooked, plain, list(tensors_in(tuple(inputs))))
+    exact = figures(state, hooked, plain, list(tensors_in(tuple(inputs))))
     proof, notes = _proof(gm, inputs, hooked, opaque, autocast)
     if own and exact.saved_census != exact.saved:
         kept = _own_step(real, inputs, autocast, hooks=True)
         if kept is not None:
-            exact = figures(fakes.gm, kept, plain, list(tensors_in(tuple(inputs))))
+            exact = figures(state, kept, plain, list(tensors_in(tuple(inputs))))
             proof = _with_stored_aside(proof, gm, inputs, kept)
             notes = (*notes, ASIDE)
     return Analysis(proof, exact, notes)
 
 
+def _counted(
+    gm: fx.GraphModule, inputs: Sequence[Any], opaque: Mapping[str, str],
+    autocast: torch.dtype | None, real: nn.Module, why: str,
+) -> Analysis:  # fmt: skip
+    """A real step in place of the prediction: exact at these inputs, and nothing is proved."""
+    hooked = observe(gm, inputs, hooks=True, autocast=autocast)
+    proof = _unproven(gm, inputs, hooked, opaque, [why])
+    note = f"{why}: counted in a real run on these inputs (random unless given), nothing is proved"
+    return Analysis(proof, measure(real, tuple(inputs), autocast=autocast), (note,))
+
+
 ASIDE = "the model stores tensors aside (on a module, in a list) that outlive its forward; its graph does not"
+
+
+def _making_constants(gm: fx.GraphModule) -> fx.GraphModule:
+    """A twin that makes the constants that the traced forward makes, where the graph only has them."""
+    constants = [n for n in gm.graph.nodes if n.op == "get_attr" and str(n.target).startswith("_tensor_constant")]
+    if not constants:
+        return gm
+    twin = clone_structure(gm)
+    for node in list(twin.graph.nodes):
+        if node.name in {n.name for n in constants}:
+            with twin.graph.inserting_after(node):
+                made = twin.graph.call_function(torch.clone, (node,))
+            node.replace_all_uses_with(made, lambda user, made=made: user is not made)
+    twin.recompile()
+    return twin
 
 
 def _with_stored_aside(proof: Proof, gm: fx.GraphModule, inputs: Sequence[Any], own: Run) -> Proof:
@@ -126,16 +157,19 @@ def _with_exact_sizes(proof: Proof, hooked: Run) -> Proof:
 
 
 def trainable(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """TraceError naming the node that overwrites a saved tensor, if one does; nothing is allocated."""
+    """TraceError naming the node that overwrites a saved tensor, if one does."""
     try:
-        run_graph(concrete_fakes(gm, inputs), hooks=False, backward=True)
+        observe(gm, inputs, hooks=False, backward=True)
     except TraceError as e:
         raise TraceError(overwritten(gm, inputs) or str(e)) from e
 
 
 def overwritten(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """One line on the in-place node that spoils a saved tensor; "" if there is none."""
-    watch = run_graph(concrete_fakes(gm, inputs), hooks=True, watch=True)
+    try:
+        watch = run_graph(concrete_fakes(gm, inputs), hooks=True, watch=True)
+    except ReadsValues:
+        return ""
     if watch.spoiled is None:
         return ""
     saver, writer = watch.spoiled

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_iter
 
 from floorplan import artifact, passes
 from floorplan.analyze import Analysis, analyze, trainable
@@ -23,6 +24,7 @@ from floorplan.measure import Figures, measure
 from floorplan.passes.insert_memflora import memflora
 from floorplan.report import CheckReport
 from floorplan.rewrite_report import RewriteReport
+from floorplan.sites import tied_convs
 from floorplan.trace import Traced, trace
 from floorplan.verify import Verifier, double_copy, runs_in_double, same_outputs, same_start
 
@@ -59,6 +61,11 @@ def subject_of(
         raise FloorplanError(f"model: {what} is no model; give an nn.Module instance, a file or a factory's name")
     if inputs is not None:
         args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        bad = next((a for a in tree_iter(args) if not isinstance(a, _INPUTS)), None)
+        if bad is not None:
+            raise FloorplanError(
+                f"inputs: a {type(bad).__name__} among them; give tensors, or containers of tensors"
+            )
         return Subject(model, name, args, tuple(notes))
     if shapes is None and (recorded := getattr(model, "meta", {}).get("floorplan", {}).get("input")):
         shapes = [tuple(s[1:]) for s in recorded]
@@ -71,6 +78,7 @@ def subject_of(
 
 
 DEFAULT_BATCH = 8
+_INPUTS = (Tensor, int, float, bool, str, torch.dtype, torch.device, type(None))
 
 
 def check(
@@ -164,7 +172,7 @@ def _rewritten(s: Subject, adapter: Pass, verified: bool) -> tuple[Traced, dict[
     traced = trace(s.model, s.inputs, both_modes=True)
     trainable(traced.gm, s.inputs)  # a model that cannot be trained is diagnosed, not repaired
     line = passes.pipeline(adapter)
-    notes = traced.notes
+    notes = (*traced.notes, *tied_convs(traced.gm))
     try:
         if verified:
             small = smaller_inputs(traced.gm, s.inputs)

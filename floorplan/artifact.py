@@ -20,10 +20,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from floorplan.errors import FloorplanError, LoadError
+from floorplan.errors import FloorplanError, LoadError, ReadsValues
 from floorplan.graph_codec import Reader, decode_graph, encode_graph, safe_path
 from floorplan.graph_targets import short
+from floorplan.ledger import run_graph
 from floorplan.module_codec import build, class_name, encode_module, one_line, refuse_code
+from floorplan.recognize import damaged_record
 from floorplan.state_codec import (
     decode_tensors,
     encode_tensors,
@@ -31,6 +33,7 @@ from floorplan.state_codec import (
     module_at,
     tensor_at,
 )
+from floorplan.symbols import concrete_fakes
 
 FORMAT = "floorplan.adapted/1"
 _KEYS = {"format", "graph", "modules", "state", "kinds", "tied", "requires_grad", "meta"}
@@ -90,9 +93,28 @@ def load_artifact(
             f"{path}: not an adapted.pt: {reason}; floorplan.load reads what floorplan.save or rewrite wrote"
         ) from e
     try:
-        return decode(document)
+        if bad := damaged_record(path):
+            raise LoadError(f"damaged: {bad} does not match its checksum; write the file again")
+        gm = decode(document)
+        _check_runs(gm)
+        return gm
     except LoadError as e:
         raise LoadError(f"{path}: {e}") from e
+
+
+def _check_runs(gm: fx.GraphModule) -> None:
+    """A graph whose parts do not fit is refused here, by a run on fake tensors, not when it trains."""
+    shapes = gm.meta["floorplan"].get("input")
+    if shapes is None:
+        return
+    like = next((t for t in gm.buffers() if t.is_floating_point()), torch.zeros(()))
+    try:
+        inputs = [like.new_zeros(()).expand([2, *s[1:]]) for s in shapes]
+        run_graph(concrete_fakes(gm, inputs), hooks=False)
+    except ReadsValues:
+        return
+    except Exception as e:
+        raise LoadError(f"its graph does not run on the inputs it records: {one_line(e)}") from e
 
 
 def encode(gm: fx.GraphModule) -> dict[str, Any]:

@@ -13,5 +13,9 @@ class TraceError(FloorplanError):
     """A model whose forward cannot be captured or run on fake tensors."""
 
 
+class ReadsValues(TraceError):
+    """A forward that branches on tensor values: it runs on real tensors only."""
+
+
 class PassError(FloorplanError):
     """A pass that broke the graph; names the passes that had already run."""

@@ -16,9 +16,13 @@ def ensure_writable(path: str | Path, force: bool) -> Path:
         raise FloorplanError(f"{target}: exists already; --force overwrites it")
     if not target.parent.is_dir():
         raise FloorplanError(f"{target}: its folder does not exist; create it first")
-    if not os.access(target.parent, os.W_OK):
-        raise FloorplanError(f"{target}: its folder is not writable; choose another place")
-    return target
+    try:  # permissions alone do not tell: a folder may take no files at all
+        with tempfile.TemporaryFile(dir=target.parent):
+            return target
+    except OSError as e:
+        raise FloorplanError(
+            f"{target}: its folder takes no file ({e.strerror}); choose another place"
+        ) from e
 
 
 def write_text(path: str | Path, text: str, *, force: bool = True) -> None:

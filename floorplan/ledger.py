@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from floorplan.errors import TraceError
+from floorplan.errors import ReadsValues, TraceError
 from floorplan.kernels import quiet_fakes, symbolic_kernels
 from floorplan.recurrent import fused_lstm
 from floorplan.storage import Life, StorageTracker, Timeline, model_state, storage_key, tensors_in
@@ -75,17 +75,15 @@ class _Walker(fx.Interpreter):
                 self.recorder.look(n.name)
             return result
         except Exception as e:
-            raise TraceError(f"{n.name}: {_advice(e)}") from e
+            if any(word in f"{type(e).__name__} {e}" for word in _READS):
+                raise ReadsValues(f"{n.name}: reads tensor values, which a run without data cannot know") from e
+            reason = " ".join(str(e).split())[:300]
+            raise TraceError(
+                f"{n.name}: {type(e).__name__}: {reason}; give sizes that fit with --input"
+            ) from e
 
 
-def _advice(e: Exception) -> str:
-    reads = ("DataDependent", "DynamicOutputShape", "_local_scalar_dense", ".numpy() is not supported")
-    if any(word in f"{type(e).__name__} {e}" for word in reads):
-        return (
-            "reads tensor values, which a run without data cannot know; "
-            "floorplan.measure(model, inputs) counts a real run, or take the branch out of the forward"
-        )
-    return f"{type(e).__name__}: {' '.join(str(e).split())[:300]}; give sizes that fit with --input"
+_READS = ("DataDependent", "DynamicOutputShape", "_local_scalar_dense", ".numpy() is not supported")
 
 
 def run_graph(

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from floorplan.admit import import_path
+from floorplan.admit import check_allowed, import_path
 from floorplan.errors import LoadError
 from floorplan.recognize import (
     REFUSED,
     SAFETENSORS,
     TAR,
+    damaged_record,
     describe,
     load_error,
     open_file,
@@ -52,6 +53,7 @@ def load_model(
     `allow` names packages (or dotted parts of them) whose Module classes a file may use; a file
     runs code of its own choice only with `trust`. `weights` is copied over the module, strictly.
     """
+    check_allowed(allow)
     if ":" in spec and not _exists(spec):
         module, source = _from_factory(spec)
         notes: tuple[str, ...] = ()
@@ -112,11 +114,18 @@ def _from_file(
     if kind == SAFETENSORS:
         raise load_error(path, f"safetensors hold weights only: {_FACTORY}")
     if isinstance(found, nn.Module):
-        return found, f"{path} ({type(found).__name__})", ()
+        return found, f"{path} ({type(found).__name__})", _damage(path)
     if isinstance(found, Mapping):
-        return _from_mapping(found, path)
+        module, source, notes = _from_mapping(found, path)
+        return module, source, notes + _damage(path)
     what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
     raise load_error(path, f"holds {what}, not a model")
+
+
+def _damage(path: str) -> tuple[str, ...]:
+    """A note, no refusal: torch can be told to write no checksums."""
+    bad = damaged_record(path)
+    return (f"{bad} does not match its checksum: damaged, or saved without checksums",) if bad else ()
 
 
 def _from_mapping(found: Mapping[Any, Any], path: str) -> tuple[nn.Module, str, tuple[str, ...]]:

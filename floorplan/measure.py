@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from floorplan.cost_models import memory
-from floorplan.ledger import Run, Saved, record
+from floorplan.errors import ReadsValues
+from floorplan.ledger import Run, Saved, record, run_graph
 from floorplan.storage import tensors_in
+from floorplan.symbols import concrete_fakes
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,19 @@ def measure(
         hooked = record(model, args, hooks=True, autocast=autocast, by_node=False)
         plain = record(model, args, hooks=False, backward=True, autocast=autocast, by_node=False)
     return figures(model, hooked, plain, list(tensors_in(args)))
+
+
+def observe(
+    gm: fx.GraphModule, inputs: Sequence[Any], *, hooks: bool, backward: bool = False,
+    autocast: torch.dtype | None = None,
+) -> Run:  # fmt: skip
+    """One run of a graph on fake tensors of these sizes; on the real ones if it reads values."""
+    try:
+        fakes = concrete_fakes(gm, inputs)
+        return run_graph(fakes, hooks=hooks, backward=backward, autocast=autocast)
+    except ReadsValues:
+        with _undisturbed(gm):
+            return record(gm, tuple(inputs), hooks=hooks, backward=backward, autocast=autocast)
 
 
 @contextmanager

@@ -78,5 +78,5 @@ def fix_for(s: Saved, gm: fx.GraphModule) -> str:
     if s.module:
         m = gm.get_submodule(s.module)
         if isinstance(m, nn.Linear):
-            return "freeze the layer (drop --train-head): a frozen linear keeps nothing"
+            return "freeze the layer, as `floorplan rewrite` does without --train-head: a frozen linear keeps nothing"
     return _FIX[pillar_of(s, False)]

@@ -160,6 +160,15 @@ def _zip(file: BinaryIO) -> Recognized:
     return Recognized(REFUSED, f"not a torch model file (looks like {looks})")
 
 
+def damaged_record(file: BinaryIO | Path | str) -> str:
+    """The first record of a zip that does not match its checksum; "" for none, or for no zip."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return archive.testzip() or ""
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+        return ""
+
+
 def _is_tar(head: bytes) -> bool:
     if head[257:262] == b"ustar":
         return True

@@ -152,6 +152,18 @@ def to_affine(bn: nn.Module) -> ChannelAffine:
     return affine.train(bn.training)
 
 
+def tied_convs(gm: fx.GraphModule) -> list[str]:
+    """A word about convs that are modules of their own on one weight: their adapters are not tied."""
+    paths: dict[int, dict[str, None]] = {}
+    for node, m in module_calls(gm, *CONV_TYPES):
+        paths.setdefault(id(m.weight), {})[str(node.target)] = None
+    return [
+        f"{', '.join(same)} share one weight; each gets an adapter of its own"
+        for same in paths.values()
+        if len(same) > 1
+    ]
+
+
 def set_module(gm: fx.GraphModule, path: str, m: nn.Module) -> None:
     """Put m at a dotted path that exists already, or whose parent does."""
     parent, _, name = path.rpartition(".")

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from floorplan.driver import Pass
 from floorplan.errors import FloorplanError, PassError
 from floorplan.fused import FusedConv
+from floorplan.measure import observe
 from floorplan.storage import tensors_in
 
 FLOAT64 = 1e-12
@@ -171,12 +172,13 @@ class Verifier:
         want = self._last[1] if known and self._last else values(_drawn(before), self.inputs)
         twin = _drawn(after)
         got = values(twin, self.inputs)
-        adapted = any(isinstance(m, FusedConv) and m.rank for m in twin.modules())
+        adapted = has_adapters(twin)
         if adapted:
             set_plain(twin, True)
             compare(got, values(twin, self.inputs), tolerance, "against plain autograd")
             set_plain(twin, False)
-        if adapted and not any(isinstance(m, FusedConv) and m.rank for m in before.modules()):
+        before_adapted = has_adapters(before)
+        if adapted and not before_adapted:
             # The adapter has just come: with U = 0 the model must not have moved.
             for n, q in twin.named_parameters():
                 if n.rpartition(".")[2] == "U":
@@ -184,7 +186,29 @@ class Verifier:
             compare(values(twin, self.inputs), want, tolerance, "at U = 0")
         else:
             compare(got, want, tolerance, "before and after")
+        if adapted == before_adapted:  # an adapter makes trainable what was frozen before
+            _no_more_kept(kept_bytes(after, self.inputs), kept_bytes(before, self.inputs))
         self._last = (after, got)
+
+
+def has_adapters(gm: nn.Module) -> bool:
+    """Whether any site trains."""
+    return any(isinstance(m, FusedConv) and m.rank for m in gm.modules())
+
+
+def kept_bytes(gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
+    """Bytes of the distinct storages kept for backward; state, inputs and packed bits apart.
+
+    A gate may stand beside a result that a later layer keeps anyway, so bits are not compared.
+    """
+    saved = observe(gm, inputs, hooks=True).saved
+    kept = [s for s in saved if s.owner == "kept" and s.dtype != torch.uint8]
+    return sum({s.storage: int(s.nbytes) for s in kept}.values())
+
+
+def _no_more_kept(after: int, before: int) -> None:
+    if after > before:
+        raise Mismatch(f"autograd keeps {after:,} bytes where it kept {before:,}")
 
 
 def same_outputs(a: nn.Module, b: nn.Module, inputs: Sequence[Any], where: str) -> None:

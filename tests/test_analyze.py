@@ -11,8 +11,9 @@ from hard_nets import Lambda, Norm, block2, pair, same
 from kinds import images
 from torch import Tensor, nn
 
+import floorplan
 from floorplan.analyze import analyze, trainable
-from floorplan.criterion import ABOVE_FLOOR, UNPROVEN
+from floorplan.criterion import ABOVE_FLOOR, AT_FLOOR, UNPROVEN
 from floorplan.errors import TraceError
 from floorplan.ledger import run_graph
 from floorplan.measure import measure
@@ -108,3 +109,31 @@ def test_the_cost_grows_with_the_number_of_nodes() -> None:
     (_, short), (exact, long) = seconds(5), seconds(20)
     assert long < 8 * short  # 4 times the nodes
     assert long < 24 * exact  # on two exact runs, two symbolic ones and the formulas
+
+
+class ByValue(nn.Module):
+    """Branches on what it reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x) if x.mean() > 0 else x * 2
+
+
+def test_a_module_that_reads_values_is_counted_and_never_proved() -> None:
+    model = Lambda(lambda m, x: m.c2(m.gate(m.c1(x))), c1=same(3, 8), gate=ByValue(), c2=same(8, 4))
+    report = floorplan.check(model, images(), measured=True)
+    assert report.verdict == UNPROVEN and not any((report.difference or {}).values())
+    assert report.predicted.saved > 0 and any("counted in a real run" in n for n in report.notes)
+    result = floorplan.rewrite(model, images(), sites="all")
+    assert result.report.after.verdict == UNPROVEN
+    assert not any((result.report.after.difference or {}).values())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: torch.tensor(2.0), lambda: torch.ones(2).sum(), lambda: torch.full((8, 1, 1), 2.0)],
+)
+def test_a_constant_made_in_forward_is_kept_not_state(make: Any) -> None:
+    model = Lambda(lambda m, x: m.c1(x) * make(), c1=same(3, 8))
+    report = floorplan.check(model, images(), measured=True)
+    assert not any((report.difference or {}).values()) and report.verdict == AT_FLOOR
+    assert report.predicted.saved == make().nbytes and "stores" not in str(report.notes)

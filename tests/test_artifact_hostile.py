@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+import floorplan
 from floorplan.artifact import decode, encode, load_artifact
 from floorplan.errors import LoadError
 from floorplan.graph_codec import Reader
@@ -237,6 +238,25 @@ def test_hostile_configurations(config: dict[str, Any]) -> None:
     d = document()
     conv_record(d)["config"] |= config
     refused(d, "skip")
+
+
+@pytest.mark.parametrize("damage", ["checksum", "geometry"])
+def test_damage_that_shows_only_in_use_is_refused_on_loading(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "adapted.pt"
+    source = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    result = floorplan.rewrite(source, torch.randn(2, 3, 8, 8), measured=False)
+    floorplan.save(result.module, path)
+    if damage == "checksum":
+        weight = source[2].weight.detach().numpy().tobytes()
+        path.write_bytes(path.read_bytes().replace(weight, weight[:-1] + bytes([weight[-1] ^ 1])))
+    else:
+        d = torch.load(path, weights_only=True)
+        d["meta"]["input"] = [[2, 5, 8, 8]]
+        torch.save(d, path)
+    says = {"checksum": "does not match its checksum", "geometry": "its graph does not run"}
+    with pytest.raises(LoadError, match=says[damage]) as e:
+        load_artifact(path)
+    assert "\n" not in str(e.value)
 
 
 def test_modules_cannot_form_a_cycle() -> None:

@@ -98,7 +98,7 @@ def test_why_explains_a_node_and_a_refusal(capsys: pytest.CaptureFixture[str]) -
     code, out, _ = run(capsys, "why", SMOOTH, "act", *SIZE, "--rank", "2")
     assert code == 0 and "left alone" in out and "SiLU" in out
     code, _, err = run(capsys, "why", RESIDUAL, "nowhere", *SIZE)
-    assert code == 2 and "no tensor is saved there" in err
+    assert code == 2 and "no node or module of that name" in err
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,7 @@ def test_why_explains_a_node_and_a_refusal(capsys: pytest.CaptureFixture[str]) -
         (("check",), "argument"),
         (("chek", RESIDUAL), "chek"),
         (("check", RESIDUAL, "--rank", "0"), "--rank"),
+        (("check", RESIDUAL, "--allow", "no_such_package"), "no_such_package"),
         (("check", RESIDUAL, "--nope"), "--nope"),
     ],
 )

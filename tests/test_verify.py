@@ -54,6 +54,22 @@ def test_equal_graphs_pass() -> None:
     check(ANY, gm, with_adapter(gm))
 
 
+class KeepsTwice(nn.Module):
+    """The identity, at the price of a map kept in full."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clone().pow(2).sqrt().mul(x.sign())
+
+
+def test_more_kept_bytes_are_named() -> None:
+    gm = net()
+    after = copy.deepcopy(gm)
+    after.add_module("2", nn.Sequential(after.get_submodule("2"), KeepsTwice()))
+    with pytest.raises(Mismatch, match=r"^autograd keeps [\d,]+ bytes where it kept [\d,]+$"):
+        Verifier([X])(ANY, gm, after)
+    Verifier([X])(ANY, after, gm)
+
+
 def test_a_changed_output_is_named() -> None:
     gm = net()
     after = copy.deepcopy(gm)
