@@ -66,6 +66,9 @@ class _Walker(fx.Interpreter):
         super().__init__(gm)
         self.extra_traceback = False  # it would append lines to the one-line message
         self.recorder, self.watch = recorder, watch
+        for n in self.graph.nodes:  # a value that nobody reads dies at once, as in the generated code
+            if not n.users and n.op not in ("placeholder", "output"):
+                self.user_to_last_uses.setdefault(n, []).append(n)
 
     def run_node(self, n: fx.Node) -> Any:
         self.recorder.tracker.node = n.name
@@ -195,7 +198,7 @@ class _Recorder:
         self.owners = {storage_key(t): "input" for t in inputs}
         self.owners.update({storage_key(t): "state" for t in state})
         self.saved: list[Saved] = []
-        self.numbers: dict[int, int] = {}
+        self.numbers: dict[tuple[str, int], int] = {}
         self.ops: dict[str, tuple[str, str]] = {}
         self.versions: list[tuple[weakref.ref[Tensor], int, str]] = []
         self.spoiled: tuple[str, str] | None = None
@@ -227,7 +230,7 @@ class _Recorder:
                 *self.ops.get(self.tracker.node, (self.tracker.node, "")),
                 shape=tuple(t.shape),
                 dtype=t.dtype,
-                storage=self.numbers.setdefault(key, len(self.numbers)),
+                storage=self._number(*(("address", key) if live is None else ("life", live))),
                 owner=self.owners.get(key, "kept"),
                 maker="" if live is None else self.tracker.timeline.lives[live].op,
                 nbytes=t.untyped_storage().nbytes(),
@@ -236,25 +239,32 @@ class _Recorder:
         )
         return t
 
+    def _number(self, kind: str, index: int) -> int:
+        """A storage's number; an address may be used again, a place in the timeline is not."""
+        return self.numbers.setdefault((kind, index), len(self.numbers))
+
     def census(self, loss: Tensor | None, hooked: bool) -> set[int]:
         """Storages alive after the forward, in the timeline's numbers, outputs let go and loss apart.
 
-        With hooks on, those the hooks never saw are recorded as hidden.
+        With hooks on, those the hooks never saw are recorded as hidden, and what died again with an
+        unread result is struck out.
         """
         gc.collect()
         skip = None if loss is None else self.tracker.alive.get(storage_key(loss))
         lives, kept = self.tracker.timeline.lives, set()
-        for key, index in self.tracker.alive.items():
+        for index in self.tracker.alive.values():
             life = lives[index]
             if index == skip or life.nbytes == 0:
                 continue
             kept.add(index)
-            if hooked and key not in self.numbers:
-                self.saved.append(self._hidden(life, key))
+            if hooked and ("life", index) not in self.numbers:
+                self.saved.append(self._hidden(life, index))
+        dead = {n for (kind, i), n in self.numbers.items() if kind == "life" and lives[i].died is not None}
+        self.saved = [s for s in self.saved if s.storage not in dead]
         return kept
 
-    def _hidden(self, life: Life, key: int) -> Saved:
+    def _hidden(self, life: Life, index: int) -> Saved:
         op, module = self.ops.get(life.node, (life.node, ""))
-        number = self.numbers.setdefault(key, len(self.numbers))
+        number = self._number("life", index)
         return Saved(life.node, op, module, life.shape, life.dtype, number, "kept", life.op,
                      life.nbytes, life.nbytes, hidden=True)  # fmt: skip

@@ -290,7 +290,20 @@ def shrinking() -> nn.Module:
     return nn.Sequential(nn.Conv3d(3, 8, 3), nn.ConvTranspose3d(8, 2, 2), nn.BatchNorm3d(2))
 
 
-@pytest.mark.parametrize("make", [bn_alone, held_by_a_frame, shrinking])
+class Unread(nn.Module):
+    """Its dead branch frees what it saved, and a later layer may get the same address."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.dead = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        torch.sigmoid(self.dead(x))
+        return torch.sigmoid(self.b(x).tanh())
+
+
+@pytest.mark.parametrize("make", [bn_alone, held_by_a_frame, shrinking, Unread])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_found_before(make: Callable[[], nn.Module], dtype: torch.dtype) -> None:
     """What random networks once showed to be predicted wrongly."""
