@@ -8,8 +8,9 @@ model.
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from floorplan.errors import FloorplanError, PassError
 
@@ -50,6 +51,13 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
         ) from e
 
 
+def _twin(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy on the same memory: a pass replaces tensors, it never writes into one."""
+    memo: dict[int, Any] = {id(b): b for b in gm.buffers()}
+    memo |= {id(p): nn.Parameter(p.data, p.requires_grad) for p in gm.parameters()}
+    return deepcopy(gm, memo)
+
+
 Check = Callable[[Pass, fx.GraphModule, fx.GraphModule], None]
 
 
@@ -58,8 +66,9 @@ def rewrite(
 ) -> tuple[fx.GraphModule, dict[str, list[Site]]]:
     """Run `passes` in order on a copy of `gm`; `check(pass, before, after)` raises on a fault."""
     log: dict[str, list[Site]] = {}
+    gm = _copy(gm) if passes else gm
     for p in passes:
-        before, gm = gm, _copy(gm)
+        before, gm = gm, _twin(gm)
         try:
             sites = list(p.run(gm))
             _drop_leftovers(gm)
