@@ -14,8 +14,9 @@ import torch
 from torch import fx
 
 from floorplan import pillars
-from floorplan.ledger import Run, Saved
+from floorplan.ledger import Run
 from floorplan.names import Namer
+from floorplan.recorder import Saved
 from floorplan.symbols import Fakes
 
 AT_FLOOR, ABOVE_FLOOR, UNPROVEN = "AT_FLOOR", "ABOVE_FLOOR", "UNPROVEN"

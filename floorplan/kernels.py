@@ -11,6 +11,7 @@ import torch._meta_registrations
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter
 
 from floorplan.recurrent import LAYER, LAYER_BACKWARD, two_bias_gradients, with_workspace
@@ -95,12 +96,16 @@ def _full_statistics(args: Sequence[Any], out: tuple[Any, ...]) -> tuple[Any, ..
 
 
 def _roomy(args: Sequence[Any], out: Tensor) -> Tensor:
-    """A CPU transposed 3-D convolution in float64 puts its result in memory of its input's size."""
+    """torch's own transposed 3-D convolution on a CPU puts its result in memory of its input's size."""
     x = args[0]
-    slow = out.dim() == 5 and len(args) == 9 and bool(args[6]) and args[8] == 1
-    if not slow or x.dtype != torch.float64 or x.device.type != "cpu" or _is_symbolic(x):
+    transposed = out.dim() == 5 and len(args) == 9 and bool(args[6]) and args[8] == 1
+    if not transposed or x.device.type != "cpu" or _is_symbolic(x) or out.numel() >= x.numel():
         return out
-    return torch.empty_like(x).resize_(out.shape) if out.numel() < x.numel() else out
+    with _disable_current_modes():  # torch chooses by sizes, dtype and the number of threads
+        real = [t if t is None else torch.empty(t.shape, dtype=t.dtype) for t in args[:3]]
+        backend = torch._C._select_conv_backend(*real, *args[3:])
+        slow = backend == torch._C._ConvBackend.SlowTranspose3d  # type: ignore[attr-defined]
+    return torch.empty_like(x).resize_(out.shape) if slow else out
 
 
 _aten = torch.ops.aten

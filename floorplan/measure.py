@@ -10,7 +10,8 @@ from torch import Tensor, fx, nn
 
 from floorplan.cost_models import memory
 from floorplan.errors import ReadsValues
-from floorplan.ledger import Run, Saved, record, run_graph
+from floorplan.ledger import Run, record, run_graph
+from floorplan.recorder import Saved
 from floorplan.storage import tensors_in
 from floorplan.symbols import concrete_fakes
 

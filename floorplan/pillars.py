@@ -6,7 +6,7 @@ from torch import fx, nn
 
 from floorplan.compact_pools import PackedMaxPool, fewest_bits
 from floorplan.fused import ChannelAffine, FusedConv
-from floorplan.ledger import Saved
+from floorplan.recorder import Saved
 
 PILLARS = ("activation", "normalization", "convolution", "pooling", "adapter", "gate", "other")
 

@@ -10,7 +10,8 @@ from kinds import Apply, Hiding, images
 from torch import fx, nn
 
 from floorplan.errors import TraceError
-from floorplan.ledger import Run, op_name, record, run_graph
+from floorplan.ledger import Run, record, run_graph
+from floorplan.recorder import op_name
 from floorplan.symbols import concrete_fakes
 from floorplan.trace import trace
 
