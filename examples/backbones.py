@@ -57,9 +57,10 @@ class TemporalBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, inputs, T, 1] -> [B, outputs, T, 1]."""
+        s = self.shortcut(x)
         z = self.relu1(self.conv1(self.pre_bn(x)))
         z = self.conv3(self.relu2(self.conv2(z)))
-        out: Tensor = self.relu3(z + self.shortcut(x))
+        out: Tensor = self.relu3(z + s)
         return out
 
 

@@ -12,12 +12,12 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_iter
 
 from floorplan import artifact, passes
+from floorplan.adapter import adapters
 from floorplan.analyze import Analysis, analyze, trainable
 from floorplan.driver import Pass, Site
 from floorplan.driver import rewrite as run_passes
 from floorplan.errors import FloorplanError
 from floorplan.files import ensure_writable
-from floorplan.fused import FusedConv
 from floorplan.infer import infer_shape, make_inputs, smaller_inputs
 from floorplan.load import load_model
 from floorplan.measure import Figures, measure
@@ -135,7 +135,7 @@ def _checked(
 
 def adapter_rank(model: nn.Module) -> int | None:
     """Rank of an adapted model, None of any other."""
-    ranks = {m.rank for m in model.modules() if isinstance(m, FusedConv) and m.rank}
+    ranks = {m.rank for _, m in adapters(model)}
     return max(ranks) if ranks else None
 
 

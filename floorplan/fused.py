@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from floorplan.adapter import Adapter
 from floorplan.bits import apply_gate, layout_of, pack_gate
 from floorplan.compact import Gate, gate_of
 from floorplan.geometry import Geometry, conv, conv_input_grad, pad, padded_size, unpad
@@ -29,7 +30,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-class FusedConv(nn.Module):
+class FusedConv(Adapter):
     """act(conv(pad(x), weight + scale*(U o P)) + bias [+ skip]) that keeps q and one bit an output.
 
     weight: (O, I/g, *k), transposed (I, O/g, *k). P: (g, r, I/g). U: (O, r, *k), transposed
@@ -108,6 +109,10 @@ class FusedConv(nn.Module):
             "act": act and {"name": type(act).__name__, "options": activation_options(act)},
             "form": self.form,
         }
+
+    def axes(self) -> dict[str, tuple[int, set[int]]]:
+        """Tensor -> its rank axis and its width axes."""
+        return {"P": (1, {2}), "U": (1, {2} if self.geo.transposed else {0})}
 
     def extra_repr(self) -> str:
         """What a reader of the graph wants to know."""

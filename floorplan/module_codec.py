@@ -53,6 +53,9 @@ _HOOKS = (
 )
 
 
+_HOMES = ("branch", "canonical", "factor", "fused", "lite", "paper_site", "reparam", "trace")
+
+
 @cache
 def torch_classes() -> dict[str, type[nn.Module]]:
     """Leaf modules of torch.nn by qualified name."""
@@ -70,7 +73,7 @@ def own_classes() -> dict[str, type[nn.Module]]:
     files = [m.name for m in pkgutil.iter_modules(floorplan.__path__)]
     found = {}
     for file in files:
-        if file in ("fused", "trace", "canonical") or file.startswith("compact"):
+        if file in _HOMES or file.startswith("compact"):
             module = importlib.import_module(f"floorplan.{file}")
             for cls in vars(module).values():
                 if isinstance(cls, type) and issubclass(cls, nn.Module):

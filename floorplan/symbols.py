@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._pytree import tree_map
 
-from floorplan.fused import FusedConv
+from floorplan.adapter import Adapter
 
 DUCK, STATIC, DYNAMIC = DimDynamic.DUCK, DimDynamic.STATIC, DimDynamic.DYNAMIC
 AXES = {1: ("T0",), 2: ("H0", "W0"), 3: ("D0", "H0", "W0")}
@@ -138,10 +138,10 @@ class _Symbolic:
 
     def state(self, name: str, t: Tensor, m: nn.Module) -> Tensor:
         shape, widths, rank = list(t.shape), {0, 1}, None
-        if isinstance(m, FusedConv) and (t is m.P or t is m.U):
-            rank = 1
+        axes = m.axes() if isinstance(m, Adapter) and m.rank else {}
+        if (key := name.rpartition(".")[2]) in axes:
+            rank, widths = axes[key]
             shape[rank] = self.rank_hint
-            widths = {2} if t is m.P or m.geo.transposed else {0}
         dims = [DUCK if i in widths or i == rank else STATIC for i in range(t.dim())]
         fake = self.fake(name, shape, t, dims)
         for i, n in enumerate(t.shape):

@@ -10,13 +10,17 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from floorplan.adapter import adapters
 from floorplan.driver import Pass
 from floorplan.errors import FloorplanError, PassError
+from floorplan.factor import FactorConv
 from floorplan.fused import FusedConv
 from floorplan.measure import observe
+from floorplan.paper_site import PaperSite
 from floorplan.storage import tensors_in
 
 FLOAT64 = 1e-12
+ADAPTER_NAMES = ("U", "B")  # the factor that starts at zero
 
 
 class Mismatch(PassError):
@@ -24,9 +28,9 @@ class Mismatch(PassError):
 
 
 def randomize_adapters(gm: nn.Module, std: float = 0.05) -> None:
-    """Draw every U by its name: at U = 0 half of the gradients would be vacuous."""
+    """Draw every U (LoRA's B) by its name: at zero half of the gradients would be vacuous."""
     for name, p in gm.named_parameters():
-        if name.rpartition(".")[2] == "U":
+        if name.rpartition(".")[2] in ADAPTER_NAMES:
             g = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             draw = torch.randn(p.shape, generator=g, dtype=torch.float64) * std
             p.data.copy_(draw)
@@ -35,7 +39,7 @@ def randomize_adapters(gm: nn.Module, std: float = 0.05) -> None:
 def set_plain(gm: nn.Module, plain: bool) -> None:
     """Let every site run by plain autograd (the reference), or by its own op."""
     for m in gm.modules():
-        if isinstance(m, FusedConv):
+        if isinstance(m, FusedConv | FactorConv | PaperSite):
             m.plain = plain
 
 
@@ -181,7 +185,7 @@ class Verifier:
         if adapted and not before_adapted:
             # The adapter has just come: with U = 0 the model must not have moved.
             for n, q in twin.named_parameters():
-                if n.rpartition(".")[2] == "U":
+                if n.rpartition(".")[2] in ADAPTER_NAMES:
                     q.data.zero_()
             compare(values(twin, self.inputs), want, tolerance, "at U = 0")
         else:
@@ -193,7 +197,7 @@ class Verifier:
 
 def has_adapters(gm: nn.Module) -> bool:
     """Whether any site trains."""
-    return any(isinstance(m, FusedConv) and m.rank for m in gm.modules())
+    return bool(adapters(gm))
 
 
 def kept_bytes(gm: fx.GraphModule, inputs: Sequence[Any]) -> int:

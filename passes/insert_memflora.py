@@ -6,11 +6,11 @@ conv(x, W)   ->   FusedConv(x, W)                 not chosen: frozen, keeps noth
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import torch
 from torch import fx, nn
 
+from floorplan.choose import choose, shape_of
 from floorplan.driver import Pass, Site
 from floorplan.errors import FloorplanError
 from floorplan.fused import FusedConv
@@ -18,7 +18,6 @@ from floorplan.sites import (
     CONV_TYPES,
     call_reason,
     conv_reason,
-    is_depthwise,
     module_calls,
     set_module,
     to_site,
@@ -42,13 +41,14 @@ class Insert:
         gm.requires_grad_(False)
         generator = torch.Generator().manual_seed(self.seed)
         found = dict.fromkeys(str(n.target) for n, _ in module_calls(gm, FusedConv, *CONV_TYPES))
-        chosen = self._resolve(gm, list(found))
+        made = {path: _site_at(gm, path) for path in found}
+        shapes = {path: shape_of(s) for path, s in made.items() if isinstance(s, FusedConv)}
+        refused = choose(shapes, self.sites, self.rank)
         adapted = 0
-        for path in found:
-            site = _site_at(gm, path)
+        for path, site in made.items():
             if isinstance(site, str):
                 yield Site(path, f"{site}; frozen as it is")
-            elif why := self._refuse(path, site, chosen):
+            elif why := refused[path]:
                 yield Site(path, f"{why}; frozen")
             else:
                 site.adapt(self.rank, generator)
@@ -63,33 +63,6 @@ class Insert:
             raise FloorplanError(f"no conv was adapted ({looked}); {advice}")
         if self.train_head:
             _train_head(gm)
-
-    def _resolve(self, gm: fx.GraphModule, paths: list[str]) -> str:
-        if self.sites != "auto":
-            return self.sites
-        if not any(is_depthwise(gm.get_submodule(p)) for p in paths):
-            return "ungrouped"
-        # A ConvNeXt has depthwise convs, but its pointwise layers are Linear: nothing would be left.
-        sites = [s for p in paths if isinstance(s := _site_at(gm, p), FusedConv)]
-        some = any(not self._refuse("", s, "pointwise") for s in sites)
-        return "pointwise" if some else "ungrouped"
-
-    def _refuse(self, path: str, site: FusedConv, chosen: str) -> str:
-        pointwise = all(k == 1 for k in site.geo.kernel) and site.geo.groups == 1
-        width = site.in_channels // site.geo.groups
-        if is_depthwise(site):
-            return "depthwise: one input channel a group, so q would be as wide as the input"
-        if chosen == "pointwise" and not pointwise:
-            return "not a pointwise conv"
-        if chosen == "ungrouped" and site.geo.groups > 1:
-            return f"grouped ({site.geo.groups} groups); --sites all adapts it too"
-        globs = chosen not in ("pointwise", "ungrouped", "all")
-        if globs and not any(fnmatchcase(path, g.strip()) for g in chosen.split(",")):
-            return f"not matched by --sites {chosen}"
-        # At rank == width q is as big as the input: never chosen by itself, but a user may ask for it.
-        if self.rank > width or (self.sites == "auto" and self.rank == width):
-            return f"rank {self.rank} is no smaller than its input width {width}"
-        return ""
 
 
 def _functional_conv(gm: fx.GraphModule) -> str:
