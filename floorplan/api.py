@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_iter
 
-from floorplan import artifact, passes
+from floorplan import artifact
 from floorplan.adapter import adapters
 from floorplan.analyze import Analysis, analyze, trainable
 from floorplan.driver import Pass, Site
@@ -21,7 +21,8 @@ from floorplan.files import ensure_writable
 from floorplan.infer import infer_shape, make_inputs, smaller_inputs
 from floorplan.load import load_model
 from floorplan.measure import Figures, measure
-from floorplan.passes.insert_memflora import memflora
+from floorplan.methods import Options
+from floorplan.methods import method as method_named
 from floorplan.report import CheckReport
 from floorplan.rewrite_report import RewriteReport
 from floorplan.sites import tied_convs
@@ -82,22 +83,23 @@ _INPUTS = (Tensor, int, float, bool, str, torch.dtype, torch.device, type(None))
 
 
 def check(
-    model: nn.Module | str, inputs: Any = None, rank: int | None = None, *, sites: str = "auto",
-    seed: int = 0, train_head: bool = False, batch: int | None = None, shapes: Shapes | None = None,
-    measured: bool = False, autocast: torch.dtype | None = None, mode: str = "saved",
+    model: nn.Module | str, inputs: Any = None, rank: int | None = None, *,
+    method: str = "memflora", sites: str = "auto", seed: int = 0, train_head: bool = False,
+    batch: int | None = None, shapes: Shapes | None = None, measured: bool = False, autocast: torch.dtype | None = None, mode: str = "saved",
     weights: str | None = None, allow: Sequence[str] = (), trust: bool = False,
 ) -> CheckReport:  # fmt: skip
     """What will autograd keep, and is it the activation-memory floor?
 
     model: a module, a file, or a factory's name. inputs: example arguments (values are not read).
-    rank: judge the model as `rewrite` would adapt it; on an adapted model, assert its rank.
+    rank: judge the model as `rewrite` would adapt it by `method`; on an adapted model, assert its rank.
     mode: "train" or "eval" sets the model's mode first. measured: run it for real as well.
     """
     s = subject_of(
         model, inputs, batch=batch, shapes=shapes, weights=weights, allow=allow, trust=trust
     )
     with _in_mode(s.model, mode):
-        return _checked(s, rank, memflora(rank or 1, sites, seed, train_head), measured, autocast)
+        plan = Plan(method, Options(rank or 1, sites, seed, train_head))
+        return _checked(s, rank, plan, measured, autocast)
 
 
 MODES = ("saved", "train", "eval")
@@ -119,18 +121,20 @@ def _in_mode(model: nn.Module, mode: str) -> Iterator[None]:
 
 
 def _checked(
-    s: Subject, rank: int | None, adapter: Pass, measured: bool, autocast: torch.dtype | None
+    s: Subject, rank: int | None, plan: "Plan", measured: bool, autocast: torch.dtype | None
 ) -> CheckReport:
     has = adapter_rank(s.model)
-    if rank is None or has is not None:
+    if (rank is None and method_named(plan.method).ranked) or has is not None:
         if rank is not None and has != rank:
             raise FloorplanError(
                 f"{s.name}: adapted at rank {has}, not {rank}; leave --rank out to check it as it is"
             )
         traced = trace(s.model, s.inputs)
         return _report(s, traced, s.model, "as-is", has, {}, measured, autocast)
-    traced, log = _rewritten(s, adapter, verified=False)
-    return _report(s, traced, traced.gm, "rewritten", rank, log, measured, autocast)
+    traced, log = adapted(s, plan, verified=False)
+    return replace(
+        _report(s, traced, traced.gm, "rewritten", rank, log, measured, autocast), method=plan.method
+    )
 
 
 def adapter_rank(model: nn.Module) -> int | None:
@@ -160,8 +164,20 @@ def _report(
     )
 
 
-def _rewritten(s: Subject, adapter: Pass, verified: bool) -> tuple[Traced, dict[str, list[Site]]]:
-    """Trace, run the pipeline, and put the graph in the model's own mode."""
+@dataclass(frozen=True)
+class Plan:
+    """A method by name, with its options."""
+
+    method: str
+    options: Options
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as it stands in reports and adapted files."""
+        return {"method": self.method, **asdict(self.options)}
+
+
+def adapted(s: Subject, plan: Plan, verified: bool) -> tuple[Traced, dict[str, list[Site]]]:
+    """Trace, run the method's passes, and put the graph in train mode."""
     if adapter_rank(s.model) is not None:
         raise FloorplanError(f"{s.name}: already adapted; rewrite its source model instead")
     bad = next((n for n, p in s.model.named_parameters() if _not_finite(p)), "")
@@ -171,7 +187,7 @@ def _rewritten(s: Subject, adapter: Pass, verified: bool) -> tuple[Traced, dict[
         )
     traced = trace(s.model, s.inputs, both_modes=True)
     trainable(traced.gm, s.inputs)  # a model that cannot be trained is diagnosed, not repaired
-    line = passes.pipeline(adapter)
+    line = method_named(plan.method).passes(plan.options)
     notes = (*traced.notes, *tied_convs(traced.gm))
     try:
         if verified:
@@ -210,11 +226,13 @@ class Rewritten:
 
 
 def rewrite(
-    model: nn.Module | str, inputs: Any = None, rank: int = 2, *, sites: str = "auto", seed: int = 0,
-    train_head: bool = False, batch: int | None = None, shapes: Shapes | None = None,
-    measured: bool = True, weights: str | None = None, allow: Sequence[str] = (), trust: bool = False,
+    model: nn.Module | str, inputs: Any = None, rank: int = 2, *, method: str = "memflora",
+    sites: str = "auto", seed: int = 0, train_head: bool = False, batch: int | None = None,
+    shapes: Shapes | None = None, measured: bool = True, weights: str | None = None, allow: Sequence[str] = (), trust: bool = False,
 ) -> Rewritten:  # fmt: skip
-    """Adapt a model with MemFLoRA: fused sites, folded BatchNorms, packed gates; every pass verified.
+    """Adapt a model, by default with MemFLoRA: fused sites, folded BatchNorms, packed gates.
+
+    Every pass is verified. `method` is one of floorplan.methods.METHODS.
 
     Returns a trainable GraphModule in train mode, equal to the source model in eval mode while U = 0,
     and predicted beside measured figures for the model before and after.
@@ -224,17 +242,12 @@ def rewrite(
     )
     source = trace(s.model, s.inputs)
     before = _report(s, source, s.model, "as-is", None, {}, measured, None)
-    traced, log = _rewritten(s, memflora(rank, sites, seed, train_head), verified=True)
+    plan = Plan(method, Options(rank, sites, seed, train_head))
+    traced, log = adapted(s, plan, verified=True)
     after = _report(s, traced, traced.gm, "rewritten", rank, log, measured, None)
-    options = {
-        "method": "memflora",
-        "rank": rank,
-        "sites": sites,
-        "seed": seed,
-        "train_head": train_head,
-    }
-    traced.gm.meta["floorplan"] = {**options, "input": [list(t) for t in after.inputs]}
-    return Rewritten(traced.gm, RewriteReport(before, after, options))
+    after = replace(after, method=method)
+    traced.gm.meta["floorplan"] = {**plan.as_dict(), "input": [list(t) for t in after.inputs]}
+    return Rewritten(traced.gm, RewriteReport(before, after, plan.as_dict()))
 
 
 def save(module: fx.GraphModule, path: str | Path, *, force: bool = False) -> None:

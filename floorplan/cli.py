@@ -15,6 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from floorplan import api, explain, gate, sarif
 from floorplan.errors import FloorplanError
 from floorplan.files import ensure_writable, write_text
+from floorplan.methods import METHODS
 
 app = typer.Typer(
     add_completion=False,
@@ -28,6 +29,9 @@ Model = Annotated[
     typer.Argument(
         help="A .pt file of torch.save(model), pkg.mod:factory, file.py:factory, or an adapted.pt."
     ),
+]
+Method = Annotated[
+    str, typer.Option(help="How to adapt: " + ", ".join(METHODS) + ".", show_default=True)
 ]
 Rank = Annotated[
     int | None,
@@ -114,8 +118,8 @@ def dtype_of(name: str | None) -> torch.dtype | None:
 
 @app.command()
 def check(
-    model: Model, rank: Rank = None, sites: Sites = "auto", seed: Seed = 0, train_head: Head = False,
-    batch: Batch = None, input: Input = None, measure: Measure = False,
+    model: Model, rank: Rank = None, method: Method = "memflora", sites: Sites = "auto", seed: Seed = 0,
+    train_head: Head = False, batch: Batch = None, input: Input = None, measure: Measure = False,
     autocast: Annotated[str | None, typer.Option(help="Under autocast: bf16 or fp16.")] = None,
     mode: Annotated[str, typer.Option(help="Check the model in this mode: as saved, train or eval.")] = "saved",
     json_file: Json = None,
@@ -131,7 +135,7 @@ def check(
             ensure_writable(path, force=True)
     with busy(f"checking {model}"):
         report = api.check(
-            model, rank=rank, sites=sites, seed=seed, train_head=train_head, batch=batch,
+            model, rank=rank, method=method, sites=sites, seed=seed, train_head=train_head, batch=batch,
             shapes=shapes_of(input), measured=measure, autocast=dtype_of(autocast), mode=mode,
             weights=weights, allow=allow or (), trust=trust,
         )  # fmt: skip
@@ -155,7 +159,7 @@ def _put(path: str, document: str) -> None:
 @app.command()
 def rewrite(
     model: Model, output: Out,
-    rank: RankSet = 2, sites: Sites = "auto", seed: Seed = 0, train_head: Head = False,
+    rank: RankSet = 2, method: Method = "memflora", sites: Sites = "auto", seed: Seed = 0, train_head: Head = False,
     batch: Batch = None, input: Input = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing outputs.")] = False,
     weights: Weights = None, allow: Allow = None, trust: Trust = False,
@@ -167,7 +171,7 @@ def rewrite(
         ensure_writable(path, force)
     with busy(f"rewriting {model}"):
         result = api.rewrite(
-            model, rank=rank, sites=sites, seed=seed, train_head=train_head, batch=batch,
+            model, rank=rank, method=method, sites=sites, seed=seed, train_head=train_head, batch=batch,
             shapes=shapes_of(input), weights=weights, allow=allow or (), trust=trust,
         )  # fmt: skip
         api.save_verified(result, target, force=force)

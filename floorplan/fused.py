@@ -22,7 +22,7 @@ from floorplan.adapter import Adapter
 from floorplan.bits import apply_gate, layout_of, pack_gate
 from floorplan.compact import Gate, gate_of
 from floorplan.geometry import Geometry, conv, conv_input_grad, pad, padded_size, unpad
-from floorplan.lowrank import merge, project, up_grad
+from floorplan.lowrank import merge, project, q_grad, up_grad
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     c.__name__: c
@@ -57,6 +57,8 @@ class FusedConv(Adapter):
         super().__init__()
         self.geo = Geometry.of(geometry)
         self.rank, self.form = rank, form
+        self.captures = False  # keep dL/dq in `gq` for a replay (MemFLoRA-SG)
+        self.gq: Tensor | None = None
         self.plain = False  # plain autograd on the same formula: the reference of every check
         out = weight[1] * self.geo.groups if self.geo.transposed else weight[0]
         self.out_channels = out
@@ -211,6 +213,7 @@ class _Site(torch.autograd.Function):
         site: FusedConv,
     ) -> Tensor:
         ctx.geo, ctx.gate, ctx.groups = site.geo, site.gate, site.groups(x)
+        ctx.site = site if site.captures else None
         z = site.value(x, _merged(weight, up, down, scale, site.geo).to(x.dtype))
         ctx.conv_shape, ctx.x_shape, ctx.dtype = z.shape, x.shape, x.dtype
         q = project(x, down, site.geo) if down is not None and ctx.needs_input_grad[2] else None
@@ -237,6 +240,8 @@ class _Site(torch.autograd.Function):
         g, geo = g.to(ctx.dtype), ctx.geo
         with _no_autocast(g.device.type):
             gu = None if q is None else up_grad(g, q, up, scale, geo)
+            if q is not None and ctx.site is not None:
+                ctx.site.gq = q_grad(g, q, up, scale, geo)
             del q, packed
             if not ctx.needs_input_grad[0]:
                 return None, gskip, gu, None, None, None, None

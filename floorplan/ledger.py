@@ -9,7 +9,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -22,7 +22,16 @@ from floorplan.storage import StorageTracker, Timeline, model_state, storage_key
 from floorplan.symbols import Fakes
 
 Loss = Callable[[Any, Any], Tensor]  # (what the model returns, target) -> scalar
-After = Callable[[nn.Module, tuple[Any, ...]], None]
+
+
+class After(Protocol):
+    """What follows the backward in a step."""
+
+    def kept(self, model: nn.Module) -> list[Tensor]:
+        """Tensors that the backward left for it."""
+
+    def __call__(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Run it; gradients go to `.grad`."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +131,7 @@ def record(
             _differentiate(total)
         del total
         if after is not None:
+            saved_lives |= {tracker.alive[storage_key(t)] for t in after.kept(model)}
             after(model, arguments)
     grads = _grad_lives(model, tracker)
     _drop_grads(model)
@@ -155,12 +165,12 @@ def _differentiate(loss: Tensor) -> None:
 
 
 def _drop_grads(model: nn.Module) -> None:
-    for p in model.parameters():
-        p.grad = None
+    for t in model_state(model):
+        t.grad = None
 
 
 def _grad_lives(model: nn.Module, tracker: StorageTracker) -> frozenset[int]:
-    keys = [storage_key(p.grad) for p in model.parameters() if p.grad is not None]
+    keys = [storage_key(t.grad) for t in model_state(model) if t.grad is not None]
     return frozenset(tracker.alive[k] for k in keys if k in tracker.alive)
 
 

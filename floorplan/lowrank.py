@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from floorplan.bits import layout_of
-from floorplan.geometry import Geometry, conv_weight_grad, pad
+from floorplan.geometry import (
+    Geometry,
+    conv_input_grad,
+    conv_weight_grad,
+    pad,
+    padded_size,
+    unpad,
+)
 
 
 def scaled(t: Tensor, scale: Tensor | None, geo: Geometry) -> Tensor:
@@ -57,6 +64,23 @@ def project(x: Tensor, p: Tensor, geo: Geometry) -> Tensor:
 def up_geometry(geo: Geometry) -> Geometry:
     """The geometry by which U reads q."""
     return replace(geo, stride=(1,) * len(geo.kernel)) if geo.sampled else geo
+
+
+def project_grad(x: Tensor, gq: Tensor, p: Tensor, geo: Geometry) -> Tensor:
+    """Gradient of P: <gq, x> over batch and positions, in P's shape and dtype (MemFLoRA eq. 12)."""
+    if geo.sampled:
+        x = x[(slice(None), slice(None), *(slice(None, None, s) for s in geo.stride))]
+    n, (g, r, i) = x.shape[0], p.shape
+    rows = gq.reshape(n * g, r, -1)
+    each = torch.bmm(rows, x.to(gq.dtype).reshape(n * g, i, -1).transpose(1, 2))
+    return each.view(n, g, r, i).sum(0).to(p.dtype)
+
+
+def q_grad(g: Tensor, q: Tensor, u: Tensor, scale: Tensor | None, geo: Geometry) -> Tensor:
+    """dL/dq from the gradient behind the conv: r channels a group, at q's resolution."""
+    geo, w = up_geometry(geo), scaled(u.to(g.dtype), scale, geo)
+    w = w.flatten(0, 1) if geo.transposed else w
+    return unpad(conv_input_grad(g, w, padded_size(q.shape, geo), geo, geo.groups), geo)
 
 
 def up_grad(g: Tensor, q: Tensor, u: Tensor, scale: Tensor | None, geo: Geometry) -> Tensor:

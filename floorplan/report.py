@@ -50,6 +50,7 @@ class CheckReport:
     opaque: dict[str, str]
     lines: dict[str, str]
     log: dict[str, list[Site]]
+    method: str | None = None
 
     @property
     def verdict(self) -> str:
@@ -101,7 +102,7 @@ class CheckReport:
             "verdict": self.verdict,
             "subject": self.subject,
             "model": self.name,
-            "method": "memflora" if self.rank else None,
+            "method": self.method or ("memflora" if self.rank else None),
             "rank": self.rank,
             "batch": self.inputs[0][0] if self.inputs and self.inputs[0] else None,
             "input": [list(i[1:]) for i in self.inputs],
