@@ -85,7 +85,8 @@ _INPUTS = (Tensor, int, float, bool, str, torch.dtype, torch.device, type(None))
 def check(
     model: nn.Module | str, inputs: Any = None, rank: int | None = None, *,
     method: str = "memflora", sites: str = "auto", seed: int = 0, train_head: bool = False,
-    batch: int | None = None, shapes: Shapes | None = None, measured: bool = False, autocast: torch.dtype | None = None, mode: str = "saved",
+    batch: int | None = None, shapes: Shapes | None = None, measured: bool = False,
+    autocast: torch.dtype | None = None, mode: str = "saved",
     weights: str | None = None, allow: Sequence[str] = (), trust: bool = False,
 ) -> CheckReport:  # fmt: skip
     """What will autograd keep, and is it the activation-memory floor?
@@ -228,7 +229,8 @@ class Rewritten:
 def rewrite(
     model: nn.Module | str, inputs: Any = None, rank: int = 2, *, method: str = "memflora",
     sites: str = "auto", seed: int = 0, train_head: bool = False, batch: int | None = None,
-    shapes: Shapes | None = None, measured: bool = True, weights: str | None = None, allow: Sequence[str] = (), trust: bool = False,
+    shapes: Shapes | None = None, measured: bool = True, weights: str | None = None,
+    allow: Sequence[str] = (), trust: bool = False,
 ) -> Rewritten:  # fmt: skip
     """Adapt a model, by default with MemFLoRA: fused sites, folded BatchNorms, packed gates.
 
