@@ -30,6 +30,27 @@ def optimizer_state(trainable_bytes: int) -> int:
     return ADAM_MOMENTS * trainable_bytes
 
 
+@dataclass(frozen=True)
+class ReplaySite:
+    """Bytes of one replayed site: the kept dL/dq, the gradient of P, the full-width input."""
+
+    captured: int
+    projection: int
+    entered: int
+
+
+def replay_peak(sites: Iterable[ReplaySite]) -> int:
+    """Most that a replay holds: all dL/dq, the gradients of P so far, and one input (MemFLoRA-SG)."""
+    sites = list(sites)
+    captured = sum(s.captured for s in sites)
+    gradients = 0
+    most = captured + sum(s.projection for s in sites)
+    for s in sites:
+        gradients += s.projection
+        most = max(most, captured + gradients + s.entered)
+    return most
+
+
 def training_state_peak(model_bytes: int, trainable_bytes: int, live_peak: int) -> int:
     """Model, optimizer state, and the most that saved tensors and gradients hold together."""
     return model_bytes + optimizer_state(trainable_bytes) + live_peak

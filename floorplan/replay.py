@@ -21,8 +21,20 @@ from torch import Tensor, nn
 from floorplan.errors import FloorplanError
 from floorplan.fused import FusedConv
 from floorplan.lowrank import project_grad
-from floorplan.measure import _undisturbed
 from floorplan.storage import tensors_in
+
+
+@contextmanager
+def capturing(model: nn.Module, on: bool = True) -> Iterator[None]:
+    """Let every adapted site keep dL/dq in its backward."""
+    sites = [m for m in model.modules() if isinstance(m, FusedConv) and m.rank]
+    for m in sites:
+        m.captures, m.gq = on, None
+    try:
+        yield
+    finally:
+        for m in sites:
+            m.captures = False
 
 
 class Replay:
@@ -45,19 +57,14 @@ class Replay:
         """Run the step's forward and backward in here: the random state is noted, dL/dq kept."""
         self._random = torch.get_rng_state()
         self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        for m in self.sites:
-            m.captures, m.gq = True, None
-        try:
+        with capturing(self.model):
             yield
-        finally:
-            for m in self.sites:
-                m.captures = False
 
     def __call__(self, *inputs: Any, chunks: int = 1) -> None:
         """Replay the step's forward on the same inputs, in `chunks` parts of the batch."""
         if chunks > 1 and (why := _couples(self.model)):
             raise FloorplanError(f"memflora-sg: {why} cannot be replayed in chunks; use chunks=1")
-        with torch.no_grad(), _undisturbed(self.model):
+        with torch.no_grad(), _same_statistics(self.model):
             if self._random is not None:
                 torch.set_rng_state(self._random)
                 if self._devices:
@@ -87,6 +94,18 @@ class Replay:
         finally:
             for h in handles:
                 h.remove()
+
+
+@contextmanager
+def _same_statistics(model: nn.Module) -> Iterator[None]:
+    """Running statistics and the random state as they were, after a second forward in train mode."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.training]
+    buffers = [(b, b.clone()) for m in norms for b in m.buffers()]
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+    for b, old in buffers:
+        b.copy_(old)
 
 
 def _couples(model: nn.Module) -> str:

@@ -6,16 +6,22 @@ every saved tensor once for each op that saved it, as the paper's Table 3 counts
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from floorplan.adapter import adapters
 from floorplan.cost_models import memory
 from floorplan.errors import FloorplanError
+from floorplan.fused import FusedConv
+from floorplan.kernels import quiet_fakes
 from floorplan.ledger import Loss, Run, record, run_graph
+from floorplan.lowrank import project
 from floorplan.measure import _bytes, _kept, _undisturbed
+from floorplan.paper_site import PaperSite
+from floorplan.replay import Replay, capturing
 from floorplan.storage import tensors_in
 from floorplan.symbols import concrete_fakes
 
@@ -72,34 +78,80 @@ def target_for(gm: nn.Module, inputs: Sequence[Any], loss: str) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64, device=device)
 
 
-def predict_step(gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: Loss) -> StepFigures:
+class _Replaying:
+    """The end of a MemFLoRA-SG step, for the ledger."""
+
+    def kept(self, model: nn.Module) -> list[Tensor]:
+        """dL/dq of every site."""
+        return [m.gq for m in model.modules() if isinstance(m, FusedConv) and m.gq is not None]
+
+    def __call__(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        Replay(model)(*inputs)
+
+
+def predict_step(
+    gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: Loss, replays: bool = False
+) -> StepFigures:
     """The figures from fake runs of these sizes; values are not read."""
-    given = (*inputs, target)
-    counted = run_graph(concrete_fakes(gm, given), hooks=True, backward=True, loss=loss)
-    plain = run_graph(concrete_fakes(gm, given), hooks=False, backward=True, loss=loss)
-    return _figures(gm, counted, plain, given)
+    given, after = (*inputs, target), _Replaying() if replays else None
+    with capturing(gm, replays):
+        counted = run_graph(concrete_fakes(gm, given), hooks=True, backward=True, loss=loss)
+        fakes = concrete_fakes(gm, given)
+        plain = run_graph(fakes, hooks=False, backward=True, loss=loss, after=after)
+    return _figures(gm, counted, plain, given, replays)
 
 
-def measure_step(gm: nn.Module, inputs: Sequence[Any], target: Tensor, loss: Loss) -> StepFigures:
+def measure_step(
+    gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: Loss, replays: bool = False
+) -> StepFigures:
     """The figures of two real steps, one under hooks; buffers, gradients and random state are put back."""
-    given = (*inputs, target)
-    with _undisturbed(gm):
-        counted = record(gm, given, hooks=True, backward=True, loss=loss, by_node=False)
-        plain = record(gm, given, hooks=False, backward=True, loss=loss, by_node=False)
-    return _figures(gm, counted, plain, given)
+    given, after = (*inputs, target), _Replaying() if replays else None
+    options: dict[str, Any] = {"backward": True, "loss": loss, "by_node": False}
+    with _undisturbed(gm), capturing(gm, replays):
+        counted = record(gm, given, hooks=True, **options)
+        plain = record(gm, given, hooks=False, after=after, **options)
+    return _figures(gm, counted, plain, given, replays)
 
 
-def _figures(gm: nn.Module, counted: Run, plain: Run, given: Sequence[Any]) -> StepFigures:
+def replay_sites(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[memory.ReplaySite]:
+    """What each adapted MemFLoRA site of a replay holds, in the order of the forward."""
+    fakes, found = concrete_fakes(gm, inputs), []
+
+    def enter(m: nn.Module, args: tuple[Any, ...]) -> None:
+        x, p = args[0], cast(Any, m).P
+        kept = x.numel() // x.shape[1] * cast(Any, m).rank * x.element_size()
+        if isinstance(m, FusedConv):
+            kept *= m.geo.groups
+            kept = kept // x[0, 0].numel() * project(x[:1], m.P, m.geo)[0, 0].numel()  # type: ignore[arg-type]
+        found.append(memory.ReplaySite(kept, _bytes([p]), x.numel() * x.element_size()))
+
+    for _, m in adapters(fakes.gm):
+        if isinstance(m, FusedConv | PaperSite):
+            m.register_forward_pre_hook(enter)
+    with quiet_fakes(), fakes.mode, torch.no_grad():
+        fakes.gm(*fakes.inputs)
+    return found
+
+
+def _figures(
+    gm: fx.GraphModule, counted: Run, plain: Run, given: Sequence[Any], replays: bool
+) -> StepFigures:
     trained = [p for p in gm.parameters() if p.requires_grad]
     state = _bytes([*gm.parameters(), *gm.buffers()])
     moments = memory.optimizer_state(_bytes(trained))
     live = plain.timeline.peak(plain.saved_lives | plain.grad_lives)
+    most = counted.refcount_peak
+    if replays:
+        sites = replay_sites(gm, given[:-1])
+        moments += memory.optimizer_state(sum(s.projection for s in sites))
+        held = _bytes(trained) + memory.replay_peak(sites)
+        live, most = max(live, held), max(most, held)
     requested = plain.timeline.peak()
     return StepFigures(
         saved=memory.saved(_kept(counted.saved, ("kept",))),
         saved_refcount=memory.saved_refcount(_kept(counted.saved, ("kept", "input"))),
         training_state_peak=state + moments + live,
-        training_state_peak_refcount=state + moments + counted.refcount_peak,
+        training_state_peak_refcount=state + moments + most,
         requested_peak=requested,
         total=requested + state + moments + _bytes(list(tensors_in(tuple(given)))),
         optimizer=moments,
