@@ -56,13 +56,29 @@ def analyze(
         plain = _own_step(real, inputs, autocast, backward=backward) or plain
     exact = figures(state, hooked, plain, list(tensors_in(tuple(inputs))))
     proof, notes = _proof(gm, inputs, hooked, opaque, autocast)
-    if own and exact.saved_census != exact.saved:
-        kept = _own_step(real, inputs, autocast, hooks=True)
-        if kept is not None:
-            exact = figures(state, kept, plain, list(tensors_in(tuple(inputs))))
-            proof = _with_stored_aside(proof, gm, inputs, kept)
-            notes = (*notes, ASIDE)
+    kept = _own_step(real, inputs, autocast, hooks=True) if own else None
+    if kept is not None and (ledger_of(kept) != ledger_of(hooked) or exact.saved_census != exact.saved):
+        exact = figures(state, kept, plain, list(tensors_in(tuple(inputs))))
+        if any(s.hidden for s in kept.saved):
+            proof, notes = _with_stored_aside(proof, gm, inputs, kept), (*notes, ASIDE)
+        if ledger_of(kept) != ledger_of(hooked):
+            proof = replace(proof, verdict=UNPROVEN if proof.verdict == AT_FLOOR else proof.verdict)
+            notes = (*notes, OTHER)
     return Analysis(proof, exact, notes)
+
+
+def ledger_of(run: Run) -> list[tuple[str, int]]:
+    """What a run was seen to save: dtype and bytes of every tensor kept, in no order."""
+    return sorted((str(s.dtype), int(s.tensor_bytes)) for s in run.saved if s.owner == "kept" and not s.hidden)
+
+
+def follows(gm: fx.GraphModule, inputs: Sequence[Any], real: nn.Module) -> bool:
+    """Whether the graph saves what the module itself does; True where the module cannot run on fakes."""
+    own = _own_step(real, inputs, None, hooks=True)
+    return own is None or ledger_of(own) == ledger_of(observe(_making_constants(gm), inputs, hooks=True))
+
+
+OTHER = "the model itself keeps other tensors than its traced graph: a branch of its forward was traced another way"
 
 
 def _counted(

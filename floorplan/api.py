@@ -1,9 +1,10 @@
 """The Python API: check, rewrite, load, save. The command line is a thin shell over it."""
 
+import copy
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_iter
 
 from floorplan import artifact
 from floorplan.adapter import adapters
-from floorplan.analyze import Analysis, analyze, trainable
+from floorplan.analyze import Analysis, analyze, follows, trainable
 from floorplan.driver import Pass, Site
 from floorplan.driver import rewrite as run_passes
 from floorplan.errors import FloorplanError
@@ -21,7 +22,7 @@ from floorplan.files import ensure_writable
 from floorplan.infer import infer_shape, make_inputs, smaller_inputs
 from floorplan.load import load_model
 from floorplan.measure import Figures, measure
-from floorplan.methods import Options
+from floorplan.methods import Options, Plan, recorded
 from floorplan.methods import method as method_named
 from floorplan.report import CheckReport
 from floorplan.rewrite_report import RewriteReport
@@ -49,6 +50,9 @@ def subject_of(
 ) -> Subject:  # fmt: skip
     """Load what a user named, and find inputs for it."""
     notes: list[str] = []
+    sizes = [1 if batch is None else batch, *(n for d in shapes or () for n in d)]
+    if min(sizes) < 1:
+        raise FloorplanError(f"input: {min(sizes)} is no size; batch and shapes are positive")
     if isinstance(model, str | Path):
         loaded = load_model(str(model), weights=weights, allow=allow, trust=trust)
         model, name = loaded.module, loaded.source
@@ -95,6 +99,8 @@ def check(
     rank: judge the model as `rewrite` would adapt it by `method`; on an adapted model, assert its rank.
     mode: "train" or "eval" sets the model's mode first. measured: run it for real as well.
     """
+    if rank is not None and (isinstance(rank, bool) or rank < 1):
+        raise FloorplanError(f"rank {rank}: an adapter has a whole rank of 1 or more")
     s = subject_of(
         model, inputs, batch=batch, shapes=shapes, weights=weights, allow=allow, trust=trust
     )
@@ -122,7 +128,7 @@ def _in_mode(model: nn.Module, mode: str) -> Iterator[None]:
 
 
 def _checked(
-    s: Subject, rank: int | None, plan: "Plan", measured: bool, autocast: torch.dtype | None
+    s: Subject, rank: int | None, plan: Plan, measured: bool, autocast: torch.dtype | None
 ) -> CheckReport:
     has = adapter_rank(s.model)
     if (rank is None and method_named(plan.method).ranked) or has is not None:
@@ -165,18 +171,6 @@ def _report(
     )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A method by name, with its options."""
-
-    method: str
-    options: Options
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data, as it stands in reports and adapted files."""
-        return {"method": self.method, **asdict(self.options)}
-
-
 def adapted(s: Subject, plan: Plan, verified: bool) -> tuple[Traced, dict[str, list[Site]]]:
     """Trace, run the method's passes, and put the graph in train mode."""
     if adapter_rank(s.model) is not None:
@@ -187,6 +181,11 @@ def adapted(s: Subject, plan: Plan, verified: bool) -> tuple[Traced, dict[str, l
             f"{s.name}: {bad} holds NaN or infinity, so nothing can be verified; repair it first"
         )
     traced = trace(s.model, s.inputs, both_modes=True)
+    if not follows(traced.gm, s.inputs, s.model):
+        raise FloorplanError(
+            f"{s.name}: forward takes another branch when it is traced than when it runs; "
+            "decide by isinstance, hasattr or try outside the forward"
+        )
     trainable(traced.gm, s.inputs)  # a model that cannot be trained is diagnosed, not repaired
     line = method_named(plan.method).passes(plan.options)
     notes = (*traced.notes, *tied_convs(traced.gm))
@@ -200,7 +199,7 @@ def adapted(s: Subject, plan: Plan, verified: bool) -> tuple[Traced, dict[str, l
                 notes += (f"outputs verified in the model's own precision only, not in float64: {why}",)
         gm, log = run_passes(traced.gm, line, _no_check)
         if verified:
-            same_start(gm, traced.gm, small)
+            same_start(gm, _source(s.model, traced.gm), small)
     except FloorplanError as e:
         hint = "".join(
             f"; {path} was not traced: {why}" for path, why in list(traced.opaque.items())[:1]
@@ -208,6 +207,14 @@ def adapted(s: Subject, plan: Plan, verified: bool) -> tuple[Traced, dict[str, l
         raise type(e)(f"{s.name}: {e}{hint}") from e
     gm.train()
     return replace(traced, gm=gm, notes=notes), log
+
+
+def _source(model: nn.Module, graph: fx.GraphModule) -> nn.Module:
+    """The model itself, which the adapted graph must start as; its graph where it cannot be copied."""
+    try:
+        return copy.deepcopy(model)
+    except Exception:  # a computed tensor on it, a lock, a file
+        return graph
 
 
 def _not_finite(t: Any) -> bool:
@@ -248,7 +255,7 @@ def rewrite(
     traced, log = adapted(s, plan, verified=True)
     after = _report(s, traced, traced.gm, "rewritten", rank, log, measured, None)
     after = replace(after, method=method)
-    traced.gm.meta["floorplan"] = {**plan.as_dict(), "input": [list(t) for t in after.inputs]}
+    traced.gm.meta["floorplan"] = recorded(plan, s.inputs)
     return Rewritten(traced.gm, RewriteReport(before, after, plan.as_dict()))
 
 

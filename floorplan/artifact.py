@@ -104,13 +104,14 @@ def load_artifact(
 
 def _check_runs(gm: fx.GraphModule) -> None:
     """A graph whose parts do not fit is refused here, by a run on fake tensors, not when it trains."""
-    shapes = gm.meta["floorplan"].get("input")
-    if shapes is None:
+    meta = gm.meta["floorplan"]
+    shapes, plain = meta.get("input"), meta.get("plain", False)
+    if shapes is None or not plain:
         return
     like = next((t for t in gm.buffers() if t.is_floating_point()), torch.zeros(()))
     try:
-        inputs = [like.new_zeros(()).expand([2, *s[1:]]) for s in shapes]
-        run_graph(concrete_fakes(gm, inputs), hooks=False)
+        inputs = [like.new_zeros(()).expand(s) for s in shapes]
+        run_graph(concrete_fakes(gm, inputs), hooks=False, backward=True)
     except ReadsValues:
         return
     except Exception as e:

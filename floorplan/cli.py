@@ -1,6 +1,7 @@
 """The command line: floorplan check, rewrite, why, gate."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -12,9 +13,11 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from floorplan import api, explain, gate, sarif
+from floorplan import api, explain, gate, pictures, sarif
+from floorplan.compare import compare as compare_methods
 from floorplan.errors import FloorplanError
 from floorplan.files import ensure_writable, write_text
+from floorplan.merge_file import merge_file
 from floorplan.methods import METHODS
 
 app = typer.Typer(
@@ -182,6 +185,68 @@ def rewrite(
 
 
 @app.command()
+def merge(
+    adapted: Annotated[str, typer.Argument(help="An adapted.pt.")],
+    output: Annotated[str, typer.Option("-o", "--output", help="The plain model, or the state_dict.")],
+    into: Annotated[str | None, typer.Option(help="Write a state_dict of this source model instead.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing output.")] = False,
+    weights: Weights = None, allow: Allow = None, trust: Trust = False,
+) -> None:  # fmt: skip
+    """Merge the adapters of an adapted.pt into plain torch layers, verified before it is written."""
+    with busy(f"merging {adapted}"):
+        line = merge_file(adapted, output, into=into, weights=weights, allow=allow or (), trust=trust,
+                          force=force)  # fmt: skip
+    print(line)
+
+
+@app.command()
+def compare(
+    model: Model,
+    methods: Annotated[str, typer.Option(help="Comma-separated: " + ", ".join(METHODS) + ".")] = "full,lora-c,memflora",
+    rank: Annotated[str, typer.Option(help="Ranks, comma-separated.")] = "2",
+    batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "8",
+    loss: Annotated[str, typer.Option(help="cross_entropy, mse or sum.")] = "cross_entropy",
+    sites: Sites = "auto", seed: Seed = 0, train_head: Head = False, input: Input = None, measure: Measure = False,
+    json_file: Json = None,
+    csv_file: Annotated[str | None, typer.Option("--csv", help="Write the table as CSV.")] = None,
+    markdown: Annotated[str | None, typer.Option("--markdown", help="Write the table as Markdown.")] = None,
+    plot: Annotated[str | None, typer.Option("--plot", help="Draw it: a .png, .svg or .pdf file.")] = None,
+    weights: Weights = None, allow: Allow = None, trust: Trust = False,
+) -> None:  # fmt: skip
+    """What each method keeps, holds and multiplies in one training step, side by side."""
+    for path in (json_file, csv_file, markdown, plot):
+        if path and path != "-":
+            ensure_writable(path, force=True)
+    with busy(f"comparing methods on {model}"):
+        found = compare_methods(
+            model, methods=_names(methods), ranks=_numbers("--rank", rank),
+            batches=_numbers("--batch", batch), loss=loss, sites=sites, seed=seed, train_head=train_head,
+            measured=measure, shapes=shapes_of(input), weights=weights, allow=allow or (), trust=trust,
+        )  # fmt: skip
+        if plot:
+            pictures.draw(found, plot)
+    if json_file:
+        _put(json_file, json.dumps(found.as_json(), indent=1))
+    if csv_file:
+        _put(csv_file, found.csv())
+    if markdown:
+        _put(markdown, found.markdown())
+    if "-" not in (json_file, csv_file, markdown):
+        print(found)
+
+
+def _names(text: str) -> list[str]:
+    return [n.strip() for n in text.split(",") if n.strip()]
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(n) for n in _names(text)]
+    except ValueError as e:
+        raise FloorplanError(f"{option} {text}: write whole numbers, comma-separated") from e
+
+
+@app.command()
 def why(
     model: Model, node: Node,
     rank: Rank = None, sites: Sites = "auto", batch: Batch = None, input: Input = None,
@@ -215,9 +280,12 @@ def main() -> None:
         _refuse("interrupted; nothing was written")
     except Exception as e:
         # Typer's own exceptions (a missing argument, an unknown option) are click's, vendored or not.
-        if not hasattr(e, "format_message"):
+        if hasattr(e, "format_message"):
+            _refuse(f"{e.format_message()}; `floorplan --help` lists what there is")
+        if os.environ.get("FLOORPLAN_TRACEBACK"):
             raise
-        _refuse(f"{e.format_message()}; `floorplan --help` lists what there is")
+        what = " ".join(str(e).split())[:200]
+        _refuse(f"{type(e).__name__}: {what}; FLOORPLAN_TRACEBACK=1 shows where, please report it")
 
 
 def _refuse(text: str) -> NoReturn:

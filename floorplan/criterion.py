@@ -122,7 +122,7 @@ def _judge(
         return "floor", "packed to at most 8 bits an element"
     if is_workspace(s):
         return "unproven", "a workspace of the fused LSTM: its size is measured, not derived"
-    if not varying and (namer.positions_known or len(shape) <= 1):
+    if not varying and (namer.positions_known or _a_width(shape, namer)):
         return "floor", "independent of batch and positions"
     if not varying:
         return "unproven", f"{where}positions are plain numbers, so whether it grows with them is unknown"
@@ -135,6 +135,14 @@ def _judge(
     if lost := [p for p in namer.pinned_widths if shape[1:2] == [sympy.Integer(namer.pinned_widths[p])]]:
         return "above", f"{where}full precision and as wide as {lost[0]}, which the model ties to a number"
     return "unproven", f"{where}a plain number stands where a width is expected: a width was pinned"
+
+
+def _a_width(shape: list[sympy.Expr], namer: Namer) -> bool:
+    """Whether a size is a number alone or one value a channel, whatever the positions are."""
+    if len(shape) != 1:
+        return not shape
+    pinned = {1, *namer.pinned_widths.values()}
+    return bool(namer.is_width(shape[0]) if shape[0].is_Symbol else shape[0] in pinned)
 
 
 def is_workspace(s: Saved) -> bool:

@@ -7,6 +7,7 @@ LoRA-Edge (arXiv 2511.03765): D is the suffix of W's tensor train, U = 0 its out
 LoRA-FA (arXiv 2308.03303), in conv form: D is random, U = 0, s = alpha/r.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -113,9 +114,9 @@ class _Factor(torch.autograd.Function):
         geo, gy = ctx.geo, gy.to(ctx.dtype)
         gu = gx = None
         if t is not None:
-            n, g = gy.shape[0] * geo.groups, geo.groups
-            rows = gy.reshape(n, gy.shape[1] // g, -1)
-            each = torch.bmm(rows, t.reshape(n, t.shape[1] // g, -1).transpose(1, 2))
+            n, g, positions = gy.shape[0] * geo.groups, geo.groups, math.prod(gy.shape[2:])
+            rows = gy.reshape(n, gy.shape[1] // g, positions)
+            each = torch.bmm(rows, t.reshape(n, t.shape[1] // g, positions).transpose(1, 2))
             each = each.view(gy.shape[0], *u.shape).sum(0)
             gu = (each if ctx.scale == 1 else each * ctx.scale).to(u.dtype)
             del t

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import uuid
 from pathlib import Path
 
 from floorplan.errors import FloorplanError
@@ -10,12 +11,17 @@ from floorplan.errors import FloorplanError
 def ensure_writable(path: str | Path, force: bool) -> Path:
     """The path, if a file may be put there."""
     target = Path(path)
-    if target.is_dir():
-        raise FloorplanError(f"{target}: is a folder; name a file")
-    if target.exists() and not force:
-        raise FloorplanError(f"{target}: exists already; --force overwrites it")
-    if not target.parent.is_dir():
-        raise FloorplanError(f"{target}: its folder does not exist; create it first")
+    try:
+        if target.is_dir():
+            raise FloorplanError(f"{target}: is a folder; name a file")
+        if target.exists() and not force:
+            raise FloorplanError(f"{target}: exists already; --force overwrites it")
+        if not target.parent.is_dir():
+            raise FloorplanError(f"{target}: its folder does not exist; create it first")
+    except (OSError, ValueError) as e:
+        raise FloorplanError(f"{str(path)[:80]}: not a usable file name ({e.__class__.__name__})") from e
+    if len(target.name.encode()) > 200:
+        raise FloorplanError(f"{str(path)[:80]}…: the name is too long; choose a shorter one")
     try:  # permissions alone do not tell: a folder may take no files at all
         with tempfile.TemporaryFile(dir=target.parent):
             return target
@@ -26,16 +32,17 @@ def ensure_writable(path: str | Path, force: bool) -> Path:
 
 
 def write_text(path: str | Path, text: str, *, force: bool = True) -> None:
-    """Write to a temporary file in the same folder, then rename."""
-    target = ensure_writable(path, force)
+    """Write to a temporary file in the same folder, then rename; a device or pipe is written as it is."""
+    target = ensure_writable(path, force).resolve()
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")
+            return
+        draft = target.with_name(f".{uuid.uuid4().hex}")
+        try:
+            draft.write_text(text, encoding="utf-8")
+            os.replace(draft, target)
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as e:
-        raise FloorplanError(f"{target}: {e.strerror}; choose another place") from e
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as f:
-            f.write(text)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        raise FloorplanError(f"{path}: {e.strerror}; choose another place") from e

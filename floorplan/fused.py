@@ -11,6 +11,7 @@ to model state.
 """
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -27,6 +28,21 @@ from floorplan.lowrank import merge, project, q_grad, up_grad
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     c.__name__: c
     for c in (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.LeakyReLU, nn.Threshold, nn.Hardsigmoid)
+}
+
+
+def _orthonormal(draw: Tensor) -> Tensor:
+    """(g, r, I) normal -> rows orthonormal in each group, uniformly so; r at most I."""
+    q, r = torch.linalg.qr(draw.transpose(1, 2))
+    rows: Tensor = (q * r.diagonal(dim1=1, dim2=2).sign()[:, None]).transpose(1, 2)
+    return rows
+
+
+# How P comes from a normal draw (g, r, I/g): N(0, 1/r), orthonormal rows, and these at N's expected length.
+PROJECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda t: t / math.sqrt(t.shape[1]),
+    "orthogonal": _orthonormal,
+    "orthogonal-matched": lambda t: _orthonormal(t) * math.sqrt(t.shape[2] / t.shape[1]),
 }
 
 
@@ -85,11 +101,11 @@ class FusedConv(Adapter):
         self.U = nn.Parameter(like.new_zeros(size))
         return p
 
-    def adapt(self, rank: int, generator: torch.Generator) -> None:
-        """Add an adapter: P ~ N(0, 1/rank), frozen; U = 0, trained (MemFLoRA eq. 5)."""
+    def adapt(self, rank: int, generator: torch.Generator, projection: str = "normal") -> None:
+        """Add an adapter: P by PROJECTIONS, frozen; U = 0, trained (MemFLoRA eq. 5)."""
         p = self._allocate(rank)
         draw = torch.randn(p.shape, generator=generator, dtype=torch.float64)
-        p.copy_(draw / math.sqrt(rank))
+        p.copy_(PROJECTIONS[projection](draw))
 
     def set_activation(self, act: nn.Module) -> None:
         """Let this site end in `act`, which must be gateable by one bit an element."""

@@ -73,7 +73,13 @@ class Geometry:
 
     @staticmethod
     def of(config: dict[str, Any]) -> "Geometry":
-        """The inverse of `config`."""
+        """The inverse of `config`; ValueError for what no convolution has."""
+        positive = [*config["kernel"], *config["stride"], *config["dilation"], config["groups"]]
+        most = zip(config["output_padding"], config["stride"], config["dilation"], strict=True)
+        if any(type(n) is not int or n < 1 for n in positive):
+            raise ValueError("kernel, stride, dilation and groups are positive")
+        if any(type(n) is not int or not 0 <= n < max(s, d) for n, s, d in most):
+            raise ValueError("output_padding is smaller than stride or dilation")
         return Geometry(
             kernel=tuple(config["kernel"]),
             stride=tuple(config["stride"]),

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from floorplan.errors import FloorplanError
 from floorplan.fused import FusedConv
 from floorplan.kernels import quiet_fakes
-from floorplan.symbols import _replace, clone_structure
+from floorplan.ledger import READS
+from floorplan.symbols import concrete_fakes
 
 POSITIONS: dict[int, tuple[tuple[int, ...], ...]] = {
     1: tuple((n,) for n in (128, 60, 64, 100, 200, 256, 300, 500, 512, 1000, 1024, 4096, 16000)),
@@ -37,7 +37,7 @@ def make_inputs(
 def infer_shape(model: nn.Module) -> tuple[tuple[int, ...], str]:
     """(shape without batch, how it was found). FloorplanError if nothing fits."""
     for shape, how in _candidates(model):
-        if _accepts(model, shape):
+        if _accepts(model, [shape]):
             return shape, how
     raise FloorplanError(
         "input: no size could be inferred from the model's layers; give --input C,H,W (one for each input)"
@@ -73,16 +73,14 @@ def _spatial(m: Any) -> int:
     return 0
 
 
-def _accepts(model: nn.Module, shape: Sequence[int]) -> bool:
-    mode = FakeTensorMode()
-    twin: Any = clone_structure(model)  # type: ignore[arg-type]
-    _replace(twin, lambda name, t, m: mode.from_tensor(t.detach(), static_shapes=True))
-    x = mode.from_tensor(make_inputs(model, [shape], 2)[0], static_shapes=True)
+def _accepts(model: nn.Module, shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether a batch of two of these shapes goes through the model, as far as fake tensors tell."""
     try:
-        with quiet_fakes(), mode, torch.no_grad():
-            twin(x)
-    except Exception:  # whatever a model raises, it does not accept this size
-        return False
+        fakes = concrete_fakes(cast(fx.GraphModule, model), make_inputs(model, shapes, 2))
+        with quiet_fakes(), fakes.mode, torch.no_grad():
+            fakes.gm(*fakes.inputs)
+    except Exception as e:  # whatever a model raises, it does not accept this size
+        return any(word in f"{type(e).__name__} {e}" for word in READS)
     return True
 
 
@@ -94,7 +92,9 @@ def smaller_inputs(gm: fx.GraphModule, inputs: Sequence[Any], side: int = 64) ->
     like = [t for t in tensors if t.is_floating_point()]
     if len(like) != len(tensors) or any(t.dim() < 2 for t in tensors):
         return tuple(inputs)
+    if not _accepts(gm, [tuple(t.shape[1:]) for t in tensors]):
+        return tuple(inputs)  # its first axis is no batch, or comes in whole groups
     small = [(t.shape[1], *(min(n, side) for n in t.shape[2:])) for t in tensors]
-    if len(tensors) == 1 and _accepts(gm, small[0]):
+    if len(tensors) == 1 and _accepts(gm, small[:1]):
         return make_inputs(gm, small, 2)
     return make_inputs(gm, [tuple(t.shape[1:]) for t in tensors], 2)

@@ -108,11 +108,28 @@ def _roomy(args: Sequence[Any], out: Tensor) -> Tensor:
     return torch.empty_like(x).resize_(out.shape) if slow else out
 
 
+def _roomy_loss(at: int) -> Callable[[Sequence[Any], Any], Any]:
+    """A loss reduced to one number lies in the memory of its map; `at` is where its reduction stands."""
+
+    def correct(args: Sequence[Any], out: Tensor) -> Tensor:
+        x, y = args[:2]
+        if (args[at] if len(args) > at else 1) == 0 or _is_symbolic(x) or _is_symbolic(y):
+            return out
+        shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
+        return out.new_empty(shape).resize_(())
+
+    return correct
+
+
 _aten = torch.ops.aten
 _CORRECTIONS: dict[Any, Callable[[Sequence[Any], Any], Any]] = {
     LAYER: with_workspace,
     LAYER_BACKWARD: two_bias_gradients,
     _aten.convolution.default: _roomy,
+    _aten.mse_loss.default: _roomy_loss(2),
+    _aten.smooth_l1_loss.default: _roomy_loss(2),
+    _aten.soft_margin_loss.default: _roomy_loss(2),
+    _aten.binary_cross_entropy.default: _roomy_loss(3),
     _aten.native_batch_norm.default: _full_statistics,
     _aten._native_batch_norm_legit.default: _full_statistics,
     _aten._native_batch_norm_legit.no_stats: _full_statistics,

@@ -65,7 +65,7 @@ class _Walker(fx.Interpreter):
                 self.recorder.look(n.name)
             return result
         except Exception as e:
-            if any(word in f"{type(e).__name__} {e}" for word in _READS):
+            if any(word in f"{type(e).__name__} {e}" for word in READS):
                 raise ReadsValues(f"{n.name}: reads tensor values, which a run without data cannot know") from e
             reason = " ".join(str(e).split())[:300]
             raise TraceError(
@@ -73,7 +73,7 @@ class _Walker(fx.Interpreter):
             ) from e
 
 
-_READS = ("DataDependent", "DynamicOutputShape", "_local_scalar_dense", ".numpy() is not supported")
+READS = ("DataDependent", "DynamicOutputShape", "_local_scalar_dense", ".numpy() is not supported")
 
 
 def run_graph(

@@ -4,16 +4,21 @@ A method is a pipeline of passes over the traced source; nothing else sets it ap
 sources stand in the files that hold the layers (fused, paper_site, factor, reparam, lite, branch).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
 
 from floorplan import passes
 from floorplan.driver import Pass
 from floorplan.errors import FloorplanError
 from floorplan.passes import canonicalize, pack_gates
+from floorplan.passes.insert_branch import branch
 from floorplan.passes.insert_lora import lora
 from floorplan.passes.insert_memflora import memflora
 from floorplan.passes.insert_paper import paper
+from floorplan.passes.insert_tinytl import tinytl
 from floorplan.passes.set_trainable import trainable
 
 
@@ -25,6 +30,25 @@ class Options:
     sites: str = "auto"
     seed: int = 0
     train_head: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A method by name, with its options."""
+
+    method: str
+    options: Options
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as it stands in reports and adapted files."""
+        return {"method": self.method, **asdict(self.options)}
+
+
+def recorded(plan: Plan, inputs: Sequence[Any]) -> dict[str, Any]:
+    """What an adapted model says about itself; `plain` inputs are float tensors and nothing else."""
+    shapes = [list(t.shape) for t in inputs if isinstance(t, Tensor)]
+    plain = all(isinstance(t, Tensor) and t.is_floating_point() for t in inputs)
+    return {**plan.as_dict(), "input": shapes, "plain": plain}
 
 
 @dataclass(frozen=True)
@@ -56,6 +80,24 @@ def _paper(o: Options) -> tuple[Pass, ...]:
     return (canonicalize.PASS, paper(o.rank, o.sites, o.seed), pack_gates.PASS)
 
 
+def _ablation(projection: str = "normal", scaled: bool = True) -> Callable[[Options], tuple[Pass, ...]]:
+    return lambda o: passes.pipeline(
+        memflora(o.rank, o.sites, o.seed, o.train_head, projection, scaled)
+    )
+
+
+def _branch(kernel: str, bn: bool = False) -> Callable[[Options], tuple[Pass, ...]]:
+    return lambda o: passes.pipeline(branch(o.rank, o.sites, o.seed, o.train_head, kernel, bn))
+
+
+def _tinytl(o: Options) -> tuple[Pass, ...]:
+    return (canonicalize.PASS, tinytl(False, o.seed, o.train_head), pack_gates.PASS)
+
+
+def _tinytl_trainbn(o: Options) -> tuple[Pass, ...]:
+    return (canonicalize.PASS, tinytl(True, o.seed, o.train_head))
+
+
 _ALL = (
     Method("zero-shot", "the source model as it is", _only("none"), ranked=False, merges=False),
     Method("full", "every parameter trains", _only("full"), False, True, False),
@@ -69,6 +111,16 @@ _ALL = (
     Method("memflora", "MemFLoRA, folded, fused and merged on the fly", _memflora),
     Method("memflora-paper", "MemFLoRA's two branches as published", _paper),
     Method("memflora-sg", "MemFLoRA with replayed gradients of P", _memflora, replays=True),
+    Method("memflora-orthogonal", "MemFLoRA, P's rows orthonormal", _ablation("orthogonal")),
+    Method(
+        "memflora-orthogonal-matched", "MemFLoRA, P's rows orthonormal times sqrt(I/r)",
+        _ablation("orthogonal-matched"),
+    ),  # fmt: skip
+    Method("memflora-noscale", "MemFLoRA without the scale a", _ablation(scaled=False)),
+    Method("memflora-bnr", "MemFLoRA, BatchNorm of q instead of a", _branch("up", True), merges=False),
+    Method("memflora-kernel-down", "MemFLoRA, the kernel in P", _branch("down")),
+    Method("tinytl", "TinyTL, BatchNorms by running statistics", _tinytl, False, merges=False),
+    Method("tinytl-trainbn", "TinyTL, BatchNorms in train mode", _tinytl_trainbn, False, True, False),
 )
 METHODS: dict[str, Method] = {m.name: m for m in _ALL}
 

@@ -145,7 +145,7 @@ class _Paper(torch.autograd.Function):
             ctx.layout = layout_of(z)
             packed = pack_gate(z, site.gate.lo, site.gate.hi, site.gate.closed)
         z = z if site.act is None else site.act(z)
-        ctx.save_for_backward(w, up, down, a, q, packed)
+        ctx.save_for_backward(w, up, down, a, q if ctx.needs_input_grad[1] else None, packed)
         return z
 
     @staticmethod

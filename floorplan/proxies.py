@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, cast
 
-from torch import fx
+from torch import Tensor, fx
 
 from floorplan.leaves import Refusal
 
@@ -54,7 +54,14 @@ for (
 
 
 class Proxy(_Asks, fx.Proxy):
-    """A traced value."""
+    """A traced value; hasattr() is answered by what it stands for."""
+
+    def __getattr__(self, k: str) -> "Attribute":
+        tracer = cast(Any, self).tracer
+        usual = k.startswith("__") or hasattr(Tensor, k)
+        if not usual and not tracer.evaluator.running and tracer.lacks(self, k):
+            raise AttributeError(f"'Tensor' object has no attribute '{k}'")
+        return Attribute(self, k)
 
 
 class Attribute(_Asks, fx.proxy.Attribute):

@@ -69,7 +69,6 @@ class Recorder:
             self.ops[n.name] = (op_name(n, gm), str(n.target) if n.op == "call_module" else "")
 
     def hooks(self) -> AbstractContextManager[Any]:
-        # The packed object is the tensor itself, so lifetimes stay as they are without hooks.
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     @contextmanager
@@ -96,10 +95,14 @@ class Recorder:
         return t
 
     def _pack(self, t: Tensor) -> Tensor:
+        t = t.detach()  # a result that holds its own node would never be let go
         key = storage_key(t)
         if self.counts and self.owners.get(key) != "state":
             self._count(t.numel() * t.element_size())
         live = self.tracker.alive.get(key)
+        # An op that keeps its own result would hold itself for ever; an alias lives as long as the
+        # storage has to, and shares its version.
+        t = t if t.is_leaf else t.detach()
         if live is not None:
             self.versions.append((weakref.ref(t), t._version, self.tracker.node))
         self.saved.append(

@@ -47,6 +47,7 @@ class Replay:
             raise FloorplanError("memflora-sg: the model has no MemFLoRA site; rewrite it first")
         self._random: Tensor | None = None
         self._devices: list[Tensor] = []
+        self._drew = False  # the step took random numbers
 
     def projections(self) -> list[Tensor]:
         """Every P once, for an optimizer of its own."""
@@ -55,14 +56,17 @@ class Replay:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Run the step's forward and backward in here: the random state is noted, dL/dq kept."""
-        self._random = torch.get_rng_state()
-        self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        self._random, self._devices = _random_state()
         with capturing(self.model):
             yield
+        now, devices = _random_state()
+        pairs = zip([now, *devices], [self._random, *self._devices], strict=True)
+        self._drew = not all(torch.equal(a, b) for a, b in pairs)
 
     def __call__(self, *inputs: Any, chunks: int = 1) -> None:
         """Replay the step's forward on the same inputs, in `chunks` parts of the batch."""
-        if chunks > 1 and (why := _couples(self.model)):
+        why = _couples(self.model) or ("a step that draws random numbers" if self._drew else "")
+        if chunks > 1 and why:
             raise FloorplanError(f"memflora-sg: {why} cannot be replayed in chunks; use chunks=1")
         with torch.no_grad(), _same_statistics(self.model):
             if self._random is not None:
@@ -108,11 +112,16 @@ def _same_statistics(model: nn.Module) -> Iterator[None]:
         b.copy_(old)
 
 
+def _random_state() -> tuple[Tensor, list[Tensor]]:
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return torch.get_rng_state(), devices
+
+
 def _couples(model: nn.Module) -> str:
-    """The layer that draws numbers or mixes samples while training; "" if there is none."""
+    """The layer that draws numbers or mixes samples; "" if there is none."""
     for name, m in model.named_modules():
         draws = "dropout" in type(m).__name__.lower() and bool(vars(m).get("p", True))
-        batch = isinstance(m, nn.modules.batchnorm._NormBase)
-        if m.training and (draws or batch):
+        batch = isinstance(m, nn.modules.batchnorm._BatchNorm)
+        if (m.training and (draws or batch)) or (batch and m.running_mean is None):
             return f"{name} ({type(m).__name__})"
     return ""

@@ -1,14 +1,18 @@
 """What tracing must leave as it was, and what it must give the traced module besides the graph."""
 
+import functools
 import operator
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from types import ModuleType
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
 import torch.utils.checkpoint
 from torch import fx, nn
+from torch.nn.utils import parametrize
 
 from floorplan.tracer import Tracer, refuse_checkpoints
 
@@ -36,7 +40,70 @@ def no_checkpoints(tracer: Tracer) -> Iterator[None]:
             yield
 
 
+def _containers(value: Any, seen: dict[int, tuple[Any, Any]]) -> None:
+    """Note every list, dict and set that hangs on a value, with what it holds."""
+    if isinstance(value, list | dict | set) and id(value) not in seen:
+        seen[id(value)] = (value, value.copy())
+        for part in value.values() if isinstance(value, dict) else value:
+            _containers(part, seen)
+    elif type(value) is tuple:
+        for part in value:
+            _containers(part, seen)
+
+
+def _put_back(seen: dict[int, tuple[Any, Any]]) -> bool:
+    """Give every noted container its contents back; whether one had changed."""
+    changed = False
+    for value, old in seen.values():
+        if isinstance(value, list):
+            if len(value) != len(old) or any(a is not b for a, b in zip(value, old, strict=True)):
+                value[:], changed = old, True
+        elif isinstance(value, dict):
+            if value.keys() != old.keys() or any(value[k] is not old[k] for k in old):
+                value.clear()
+                value.update(old)
+                changed = True
+        elif value != old:
+            value.clear()
+            value.update(old)
+            changed = True
+    return changed
+
+
+def _own_code(model: nn.Module) -> list[ModuleType]:
+    """The Python modules that define the model's classes, installed packages apart."""
+    names = {c.__module__ for m in model.modules() for c in type(m).__mro__}
+    found = [sys.modules[n] for n in names if n in sys.modules]
+    return [m for m in found if "site-packages" not in str(getattr(m, "__file__", "") or "site-packages")]
+
+
+@contextmanager
+def no_memory(model: nn.Module) -> Iterator[None]:
+    """What the model's code keeps in global containers and caches is as before afterwards."""
+    seen: dict[int, tuple[Any, Any]] = {}
+    values = [v for code in _own_code(model) for v in vars(code).values()]
+    values += [v for m in model.modules() for c in type(m).__mro__ for v in vars(c).values()]
+    for v in values:
+        if type(v) in (list, dict, set):
+            _containers(v, seen)
+    caches = {id(v): v for v in values if isinstance(v, functools._lru_cache_wrapper)}
+    filled = {i for i, c in caches.items() if c.cache_info().currsize}
+    try:
+        yield
+    finally:
+        _put_back(seen)
+        for i, c in caches.items():
+            if i not in filled or c.cache_info().currsize:
+                c.cache_clear()  # it may hold what only tracing made
+
+
 _DICTS = ("_parameters", "_buffers", "_modules")
+
+
+def _reparametrizing(model: nn.Module) -> list[torch.Tensor]:
+    """State that a reparametrized weight renews whenever it is read (spectral_norm's vectors)."""
+    lists = [m for m in model.modules() if isinstance(m, parametrize.ParametrizationList)]
+    return [b for m in lists for b in m.buffers()]
 
 
 @contextmanager
@@ -49,9 +116,22 @@ def untouched(model: nn.Module) -> Iterator[list[str]]:
     }
     paths = {m: n for n, m in model.named_modules()}
     changed: list[str] = []
+    held: dict[nn.Module, dict[int, tuple[Any, Any]]] = {}
+    for m in before:
+        for k, v in m.__dict__.items():
+            if k not in _DICTS and not k.endswith("_hooks"):
+                _containers(v, held.setdefault(m, {}))
+    vectors = [(b, b.detach().clone()) for b in _reparametrizing(model)]
     try:
-        yield changed
+        with no_memory(model):
+            yield changed
     finally:
+        for b, vector in vectors:
+            b.data.copy_(vector)
+        for m, seen in held.items():
+            if _put_back(seen):
+                where = paths[m] or "the model"
+                changed.append(f"forward writes into a container of {where}, which the graph does not")
         for m, saved in before.items():
             stores = (m.__dict__, *(m.__dict__[d] for d in _DICTS))
             for store, old in zip(stores, saved, strict=True):

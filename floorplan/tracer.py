@@ -49,6 +49,8 @@ class Tracer(fx.Tracer):
         self.lines: dict[str, str] = {}
         self.asked: tuple[FrameType | None, int, str] | None = None
         self.cache: dict[str, fx.Proxy] = {}
+        self.evaluator: Evaluator = cast(Evaluator, None)
+        self.refused: ValueBranch | None = None
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         """The graph of `root`; raises what its own forward raises."""
@@ -56,6 +58,8 @@ class Tracer(fx.Tracer):
         self.names = {id(t): n for n, t in [*root.named_buffers(), *root.named_parameters()]}
         self.context, self.rng = _context(), torch.get_rng_state()
         graph = super().trace(root, concrete_args)
+        if self.refused is not None:  # the forward's own `except` has swallowed it
+            raise self.refused
         self._settle(None)
         return graph
 
@@ -94,6 +98,7 @@ class Tracer(fx.Tracer):
             self._roll_back(last)
             path = self.path_of_module(m)
             self.opaque[path] = reason_of(e)
+            self.refused = None
             return self.create_proxy("call_module", path, args, kwargs)
 
     def _roll_back(self, last: fx.Node | None) -> None:
@@ -127,8 +132,18 @@ class Tracer(fx.Tracer):
             self.lines[node.name] = node.meta["line"] = line
         return node
 
+    def lacks(self, p: fx.Proxy, name: str) -> bool:
+        """Whether the tensor that a proxy stands for has no such attribute."""
+        try:
+            value = self.evaluator.value(p.node)
+        except Exception:  # cannot be evaluated: nothing is known about it
+            return False
+        return isinstance(value, Tensor) and not hasattr(value, name)
+
     def create_arg(self, a: Any) -> Any:
         """A graph argument; ordered dicts and dataclass dicts stay what they are."""
+        if type(a) is Proxy:
+            return a.node
         if isinstance(a, fx.proxy.Attribute) and a._node is not None and a._node._erased:
             a._node = None
         if isinstance(a, dict) and type(a) is not dict:
@@ -174,7 +189,8 @@ class Tracer(fx.Tracer):
             return question()
         except ValueBranch:
             text = f"{where}: branches on tensor values (`{line}`)"
-            raise ValueBranch(text.removeprefix(": ")) from None
+            self.refused = ValueBranch(text.removeprefix(": "))
+            raise self.refused from None
         except Undecided as e:
             raise Undecided(f"{where}: `{line}` {e}") from e
 

@@ -32,6 +32,8 @@ class Insert:
     sites: str = "auto"  # auto, all, pointwise, or globs over conv paths, comma-separated
     seed: int = 0
     train_head: bool = False
+    projection: str = "normal"  # how P is drawn: one of floorplan.fused.PROJECTIONS
+    scaled: bool = True  # the adapter is scaled by the folded BatchNorm's a
 
     def __call__(self, gm: fx.GraphModule) -> Iterator[Site]:
         if not isinstance(self.rank, int) or self.rank < 1:
@@ -50,10 +52,12 @@ class Insert:
                 yield Site(path, f"{site}; frozen as it is")
             elif why := refused[path]:
                 yield Site(path, f"{why}; frozen")
+            elif why := self._adapt(gm, path, site, generator):
+                yield Site(path, f"{why}; frozen")
             else:
-                site.adapt(self.rank, generator)
                 adapted += 1
-                yield Site(path)
+                full = self.rank == shapes[path].width
+                yield Site(path, note="its q is as wide as its input at this rank" if full else "")
         if not adapted and not found and (computed := _functional_conv(gm)):
             raise FloorplanError(f"no conv can be adapted: {computed} convolves with a computed weight "
                                  "(weight standardisation, a reparametrization); bake the weight first")  # fmt: skip
@@ -63,6 +67,14 @@ class Insert:
             raise FloorplanError(f"no conv was adapted ({looked}); {advice}")
         if self.train_head:
             _train_head(gm)
+
+    def _adapt(
+        self, gm: fx.GraphModule, path: str, site: FusedConv, generator: torch.Generator
+    ) -> str:
+        """Give a site its adapter; why it cannot have one, "" if it has."""
+        site.adapt(self.rank, generator, self.projection)
+        site.scale = site.scale if self.scaled else None
+        return ""
 
 
 def _functional_conv(gm: fx.GraphModule) -> str:
@@ -89,6 +101,10 @@ def _train_head(gm: fx.GraphModule) -> None:
     heads[-1].requires_grad_(True)
 
 
-def memflora(rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False) -> Pass:
+def memflora(
+    rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False,
+    projection: str = "normal", scaled: bool = True,
+) -> Pass:  # fmt: skip
     """The pass with its options set."""
-    return Pass("insert_memflora", Insert(rank, sites, seed, train_head), tolerance=1e-9)
+    insert = Insert(rank, sites, seed, train_head, projection, scaled)
+    return Pass("insert_memflora", insert, tolerance=1e-9)

@@ -38,6 +38,7 @@ _5 = {}(_4)
 output = output(_5)
 # 2: depthwise: one input channel a group, so q would be as wide as the input; frozen"""
 SITE, ADAPTED = "FusedConv", "FusedConv[rank=2]"
+FULL = "# 5: its q is as wide as its input at this rank"
 NARROW = "# 5: rank 2 is no smaller than its input width 2; frozen"
 
 
@@ -49,11 +50,11 @@ NARROW = "# 5: rank 2 is no smaller than its input width 2; frozen"
             (ADAPTED, SITE, SITE, SITE, SITE),
             ["# 3: not a pointwise conv; frozen", "# 4: not a pointwise conv; frozen", NARROW],
         ),
-        ("all", (ADAPTED, SITE, ADAPTED, ADAPTED, ADAPTED), []),
+        ("all", (ADAPTED, SITE, ADAPTED, ADAPTED, ADAPTED), [FULL]),
         (
             "ungrouped",
             (ADAPTED, SITE, SITE, ADAPTED, ADAPTED),
-            ["# 3: grouped (2 groups); --sites all adapts it too; frozen"],
+            ["# 3: grouped (2 groups); --sites all adapts it too; frozen", FULL],
         ),
         (
             "4, 9*",

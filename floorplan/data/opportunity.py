@@ -1,0 +1,104 @@
+"""Opportunity: S1-ADL1.dat ... S4-Drill.dat, 30 Hz, 250 columns split by spaces, NaN where missing.
+
+column 0 time | 1-36 twelve accelerometers | 37-101 five IMUs | 102-133 two shoes | ... | 243-249 labels
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from floorplan.data.splits import Shift, leave_subject_out, make_shift
+from floorplan.data.text import chosen, folder_at, line_of, opener, read_table, require_unique
+from floorplan.data.windows import UNLABELLED, Ints, Recording, Rule, whole
+from floorplan.errors import FloorplanError
+
+SIZE, STRIDE, HERTZ = 60, 30, 30
+WIDTH = 250
+
+_AXES = ("X", "Y", "Z")
+_ACCELEROMETERS = ("RKN^", "HIP", "LUA^", "RUA_", "LH", "BACK", "RKN_", "RWR", "RUA^", "LUA_", "LWR", "RH")
+_IMU = (*(f"{kind}{a}" for kind in ("acc", "gyro", "magnetic") for a in _AXES),
+        *(f"Quaternion{i}" for i in range(1, 5)))  # fmt: skip
+_SHOE = (*(f"{kind}{a}" for kind, axes in (("Eu", "XYZ"), ("Nav_A", "xyz"), ("Body_A", "xyz"),
+           ("AngVelBodyFrame", "XYZ"), ("AngVelNavFrame", "XYZ")) for a in axes), "Compass")  # fmt: skip
+
+# 0-based column -> name, for the 133 columns worn on the body.
+BODY: dict[int, str] = dict(enumerate((
+    *(f"Accelerometer {place} acc{a}" for place in _ACCELEROMETERS for a in _AXES),
+    *(f"IMU {place} {field}" for place in ("BACK", "RUA", "RLA", "LUA", "LLA") for field in _IMU),
+    *(f"IMU {place} {field}" for place in ("L-SHOE", "R-SHOE") for field in _SHOE),
+), start=1))  # fmt: skip
+
+# "imu" is the 97 channels of the paper's input; "challenge" the 113 that others report.
+COLUMNS: dict[str, tuple[int, ...]] = {
+    "imu": tuple(c for c, name in BODY.items() if name.startswith("IMU")),
+    "challenge": tuple(c for c, name in BODY.items() if "Quaternion" not in name),
+    "body": tuple(BODY),
+}
+
+_GESTURES = {
+    406516: "Open Door 1", 406517: "Open Door 2", 404516: "Close Door 1", 404517: "Close Door 2",
+    406520: "Open Fridge", 404520: "Close Fridge",
+    406505: "Open Dishwasher", 404505: "Close Dishwasher",
+    406519: "Open Drawer 1", 404519: "Close Drawer 1", 406511: "Open Drawer 2",
+    404511: "Close Drawer 2", 406508: "Open Drawer 3", 404508: "Close Drawer 3",
+    408512: "Clean Table", 407521: "Drink from Cup", 405506: "Toggle Switch",
+}  # fmt: skip
+# Label track -> its 0-based column and its codes in class order; code 0 is no label.
+LABELS: dict[str, tuple[int, dict[int, str]]] = {
+    "ml_both_arms": (249, _GESTURES),
+    "locomotion": (243, {1: "Stand", 2: "Walk", 4: "Sit", 5: "Lie"}),
+}
+
+_FILE = re.compile(r"S(\d+)-(ADL\d+|Drill)\.dat", re.IGNORECASE)
+
+
+def load(
+    folder: str | Path, columns: str = "imu", label: str = "ml_both_arms",
+    subjects: Collection[int] | None = None,
+) -> list[Recording]:  # fmt: skip
+    """Every .dat file in the folder or below it, as one recording (T, C) each.
+
+    columns: imu (97), challenge (113) or body (133); label: ml_both_arms (17 classes) or locomotion (4).
+    """
+    for value, choices in ((columns, list(COLUMNS)), (label, list(LABELS))):
+        if value not in choices:
+            raise FloorplanError(f"Opportunity: no choice {value!r}; use one of {choices}")
+    root = folder_at(folder, "Opportunity's S1-ADL1.dat ...")
+    found: dict[int, list[Path]] = {}
+    for path in sorted(root.rglob("*.dat")):
+        if match := _FILE.fullmatch(path.name):
+            found.setdefault(int(match[1]), []).append(path)
+    if not found:
+        raise FloorplanError(f"{root}: no file like S1-ADL1.dat in it; name Opportunity's folder")
+    paths = [(s, p) for s in chosen(subjects, found, root) for p in found[s]]
+    require_unique([p.stem for _, p in paths], root)
+    return [_read(p, s, columns, label) for s, p in paths]
+
+
+def protocol(recordings: Sequence[Recording], target: int, rule: Rule = "majority") -> Shift:
+    """The paper's shift: one subject is the target, the others are the source; windows 60/30."""
+    source, held = leave_subject_out(recordings, target)
+    return make_shift(whole(source), whole(held), SIZE, STRIDE, rule=rule)
+
+
+def _read(path: Path, subject: int, columns: str, label: str) -> Recording:
+    table = read_table(opener(path), str(path), WIDTH)
+    column, codes = LABELS[label]
+    x = table[:, COLUMNS[columns]].astype(np.float32)
+    return Recording(path.stem, x, _classes(path, table[:, column], list(codes)), subject, "body")
+
+
+def _classes(path: Path, raw: NDArray[np.float64], codes: list[int]) -> Ints:
+    """Codes to 0..K-1; 0 and a missing label are no label."""
+    y = np.full(len(raw), UNLABELLED, dtype=np.int64)
+    for k, code in enumerate(codes):
+        y[raw == code] = k
+    odd = np.flatnonzero((y == UNLABELLED) & (raw != 0) & np.isfinite(raw))
+    if len(odd):
+        raise FloorplanError(f"{path}, line {line_of(opener(path), int(odd[0]))}: unknown label "
+                             f"{raw[odd[0]]:g}; use the UCI release of 250 columns")
+    return y

@@ -1,0 +1,97 @@
+"""Tables of numbers in text files: a fast reader, and the line to blame when it refuses."""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from floorplan.errors import FloorplanError
+
+Open = Callable[[], TextIO]
+
+
+def opener(path: Path) -> Open:
+    """Opens a text file; bytes that are no text become marks that no number holds."""
+    return lambda: path.open(encoding="utf-8", errors="replace")
+
+
+def read_table(
+    open_text: Open, where: str, columns: int, delimiter: str | None = None, header: int = 0
+) -> NDArray[np.float64]:
+    """The (T, columns) numbers below `header` lines; one-line error with file and line else."""
+    try:
+        with open_text() as f, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an empty table: told below
+            found = np.loadtxt(f, delimiter=delimiter, skiprows=header, comments=None, ndmin=2)
+    except ValueError as e:
+        raise _blame(open_text, where, columns, delimiter, header, str(e)) from e
+    except OSError as e:
+        raise FloorplanError(f"{where}: {e.strerror or e}; check that it can be read") from e
+    if found.size == 0:
+        raise FloorplanError(f"{where}: holds no rows; download it again")
+    if found.shape[1] != columns:
+        raise _blame(open_text, where, columns, delimiter, header, "wrong number of columns")
+    return found
+
+
+def line_of(open_text: Open, row: int, header: int = 0) -> int:
+    """The 1-based line of table row `row`: blank lines are no rows."""
+    with open_text() as f:
+        full = (n for n, line in enumerate(f, 1) if n > header and line.strip())
+        return next(n for i, n in enumerate(full) if i == row)
+
+
+def _blame(
+    open_text: Open, where: str, columns: int, delimiter: str | None, header: int, numpy_says: str
+) -> FloorplanError:
+    again = "download it again"
+    with open_text() as f:
+        for number, line in enumerate(f, 1):
+            if number <= header or not line.strip():
+                continue
+            fields = line.split(delimiter)
+            at = f"{where}, line {number}"
+            if len(fields) != columns:
+                return FloorplanError(f"{at}: {len(fields)} columns, not {columns}; {again}")
+            for column, field in enumerate(fields):
+                if not _is_number(field):
+                    return FloorplanError(f"{at}: column {column}: {field.strip()[:40]!r} "
+                                          f"is not a number; {again}")
+    return FloorplanError(f"{where}: {' '.join(numpy_says.split())[:120]}; {again}")
+
+
+def _is_number(field: str) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
+
+
+def folder_at(folder: str | Path, what: str) -> Path:
+    """The folder, or a one-line error that names the data set looked for."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise FloorplanError(f"{path}: no such folder; name the folder that holds {what}")
+    return path
+
+
+def chosen(wanted: Collection[int] | None, found: dict[int, list[Path]], where: Path) -> list[int]:
+    """The wanted subjects (None: all) in order; a one-line error for one without files."""
+    missing = sorted(set(wanted or ()) - set(found))
+    if missing:
+        raise FloorplanError(
+            f"{where}: no files of subject {missing[0]}; it holds subjects {sorted(found)}"
+        )
+    return sorted(found if wanted is None else set(wanted))
+
+
+def require_unique(names: Sequence[str], where: Path) -> None:
+    """A one-line error if two recordings have one name: the same file lies in two folders."""
+    twice = [n for n, count in Counter(names).items() if count > 1]
+    if twice:
+        raise FloorplanError(f"{where}: holds {twice[0]} twice; name one of its folders")

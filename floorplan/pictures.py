@@ -1,0 +1,76 @@
+"""Pictures of a comparison: what the peak is made of, and how the saved bytes grow with the batch."""
+
+from pathlib import Path
+from typing import Any
+
+from floorplan.compare import Comparison, Row
+from floorplan.errors import FloorplanError
+from floorplan.files import ensure_writable
+
+MB = 1e6
+PARTS = ("model", "optimizer", "saved", "gradients and the rest")
+COLOURS = ("#9aa5b1", "#5b8def", "#e4572e", "#f3a712")
+
+
+def parts(row: Row) -> tuple[int, int, int, int]:
+    """The training-state peak of a row, split: model, optimizer, saved, what is left."""
+    assert row.predicted is not None
+    p = row.predicted
+    return row.model, p.optimizer, p.saved, p.training_state_peak - row.model - p.optimizer - p.saved
+
+
+def draw(found: Comparison, path: str | Path, force: bool = True) -> None:
+    """Stacked bars at the largest batch and saved-against-batch curves, as PNG, SVG or PDF by the name."""
+    target = ensure_writable(path, force)
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as e:
+        raise FloorplanError("--plot: matplotlib is not installed; pip install matplotlib") from e
+    rows = [r for r in found.rows if r.predicted is not None]
+    figure, (bars, curves) = pyplot.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+    _bars(bars, [r for r in rows if r.batch == max(x.batch for x in rows)])
+    _curves(curves, rows)
+    figure.suptitle(found.name)
+    draft = target.with_name(f".{target.stem}.draft{target.suffix}")
+    try:
+        figure.savefig(draft, dpi=150)
+        draft.replace(target)
+    except (ValueError, OSError) as e:
+        raise FloorplanError(f"--plot {target}: {e}") from e
+    finally:
+        pyplot.close(figure)
+        draft.unlink(missing_ok=True)
+
+
+def _label(row: Row) -> str:
+    return f"{row.method}, r={row.rank}" if row.rank else row.method
+
+
+def _bars(axes: Any, rows: list[Row]) -> None:
+    labels, base = [_label(r) for r in rows], [0.0] * len(rows)
+    for i, (name, colour) in enumerate(zip(PARTS, COLOURS, strict=True)):
+        heights = [parts(r)[i] / MB for r in rows]
+        axes.barh(labels, heights, left=base, label=name, color=colour)
+        base = [b + h for b, h in zip(base, heights, strict=True)]
+    for y, total in enumerate(base):
+        axes.text(total, y, f" {total:.2f}", va="center", fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel(f"training-state peak at batch {rows[0].batch} (MB)")
+    axes.legend(fontsize=8, loc="lower right")
+
+
+def _curves(axes: Any, rows: list[Row]) -> None:
+    for label in dict.fromkeys(_label(r) for r in rows):
+        mine = [r for r in rows if _label(r) == label and r.predicted and r.predicted.saved]
+        if mine:
+            saved = [r.predicted.saved / MB for r in mine if r.predicted]
+            axes.plot([r.batch for r in mine], saved, marker="o", label=label)
+    axes.set_yscale("log")
+    axes.set_xlabel("batch")
+    axes.set_ylabel("saved (MB, log scale)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
