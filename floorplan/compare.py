@@ -124,8 +124,8 @@ def compare(
     """
     if loss not in LOSSES:
         raise FloorplanError(f"--loss {loss}: not known; use {', '.join(LOSSES)}")
-    if bad := next((b for b in (*batches, *ranks) if b < 1), None):
-        raise FloorplanError(f"--batch, --rank: {bad} is not a positive number")
+    if (least := min((*batches, *ranks), default=0)) < 1:
+        raise FloorplanError(f"--batch, --rank: {least} is not a positive number")
     chosen = [method(n) for n in dict.fromkeys(methods)]
     s = subject_of(model, inputs, batch=2, shapes=shapes, weights=weights, allow=allow, trust=trust)
     rows = [row for m in chosen for row in _of(s, m, ranks, batches, loss, (sites, seed, train_head), measured)]
@@ -163,7 +163,7 @@ def _row(
         measure_step(gm, inputs, target, run, m.replays) if measured else None,
         sum(state.values()),
         formulas.step(layers, batch, merges_of(gm), m.replays),
-        own_macs(gm, inputs, target, run),
+        own_macs(gm, inputs, target, run, m.replays),
     )  # fmt: skip
 
 

@@ -75,6 +75,8 @@ class FactorConv(Adapter):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, *spatial) -> (B, O, *spatial')."""
+        if x.dim() == len(self.geo.kernel) + 1:
+            return self.forward(x[None])[0]
         device = x.device.type
         if device != "meta" and torch.is_autocast_enabled(device):
             x = x.to(torch.get_autocast_dtype(device)) if x.dtype != torch.float64 else x

@@ -21,6 +21,7 @@ from floorplan.kernels import quiet_fakes
 from floorplan.ledger import Loss
 from floorplan.paper_site import PaperSite
 from floorplan.reparam import LoraC, LoraCOfficial, SideConv
+from floorplan.replay import Replay, capturing
 from floorplan.storage import tensors_in
 from floorplan.symbols import concrete_fakes
 
@@ -109,8 +110,10 @@ def _conv_backward(
 BACKWARD = {torch.ops.aten.convolution_backward: _conv_backward}
 
 
-def own_macs(gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: Loss) -> dict[str, int]:
-    """Multiply-adds of one fake step, as torch counts its ops: forward and backward."""
+def own_macs(
+    gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: Loss, replays: bool = False
+) -> dict[str, int]:
+    """Multiply-adds of one fake step, as torch counts its ops: forward, backward and replay."""
     fakes = concrete_fakes(gm, (*inputs, target))
     found = {}
     with quiet_fakes(), fakes.mode:
@@ -121,4 +124,12 @@ def own_macs(gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: Lo
             if value.requires_grad:
                 value.backward()  # type: ignore[no-untyped-call]
         found["backward"] = counter.get_total_flops() // 2
+    if replays:
+        with capturing(gm, True):
+            fakes = concrete_fakes(gm, (*inputs, target))
+        with quiet_fakes(), fakes.mode:
+            loss(fakes.gm(*fakes.inputs[:-1]), fakes.inputs[-1]).backward()  # type: ignore[no-untyped-call]
+            with FlopCounterMode(display=False) as counter:
+                Replay(fakes.gm)(*fakes.inputs[:-1])
+        found["replay"] = counter.get_total_flops() // 2
     return found

@@ -76,7 +76,7 @@ def own_classes() -> dict[str, type[nn.Module]]:
         if file in _HOMES or file.startswith("compact"):
             module = importlib.import_module(f"floorplan.{file}")
             for cls in vars(module).values():
-                if isinstance(cls, type) and issubclass(cls, nn.Module):
+                if isinstance(cls, type) and issubclass(cls, nn.Module) and cls.__name__[0] != "_":
                     if cls.__module__ == module.__name__ and callable(getattr(cls, "config", None)):
                         found[f"{cls.__module__}.{cls.__qualname__}"] = cls
     return found

@@ -76,6 +76,8 @@ class _Frozen(Adapter):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, *spatial) -> (B, O, *spatial')."""
+        if x.dim() == len(self.geo.kernel) + 1:
+            return self.forward(x[None])[0]
         w = self.weight + self.delta()
         return conv(pad(x, self.geo), w, self.bias, self.geo, self.geo.groups)
 
@@ -136,6 +138,8 @@ class SideConv(_Frozen):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, *spatial) -> (B, O, *spatial')."""
+        if x.dim() == len(self.geo.kernel) + 1:
+            return self.forward(x[None])[0]
         x, g, n = pad(x, self.geo), self.geo.groups, len(self.geo.kernel)
         one, none = [1] * n, [0] * n
         y = conv(x, self.weight, self.bias, self.geo, g)

@@ -141,6 +141,14 @@ def test_shared_convs_share_one_layer() -> None:
     assert log == [Site("conv")] and sum(isinstance(m, FactorConv) for m in gm.modules()) == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_without_a_batch(kind: str) -> None:
+    torch.manual_seed(0)
+    source = nn.Sequential(nn.Conv2d(8, 6, 3, padding="same", padding_mode="reflect"), nn.ReLU()).double()
+    gm, _ = run_passes(source, [lora(kind)], X[0])
+    assert torch.equal(gm(X[0].double()), source(X[0].double()))
+
+
 def test_options_that_do_not_fit_are_the_users() -> None:
     with pytest.raises(FloorplanError, match="^rank 0: an adapter has a whole rank of 1 or more$"):
         insert("lora-c", rank=0)
