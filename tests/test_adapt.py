@@ -47,7 +47,7 @@ def test_the_loss_falls_and_the_source_stays(name: str) -> None:
     found = adapt(model, batches(), method=name, sites="all", steps=30, lr=6e-2, progress=False)
     assert same(weights(model), before)
     assert len(found.log.losses) == found.log.kept == 30 and not found.module.training
-    assert sum(found.log.losses[-6:]) < 0.98 * sum(found.log.losses[:6])  # the same six batches
+    assert sum(found.log.losses[-6:]) < 0.99 * sum(found.log.losses[:6])  # the same six batches
 
 
 def test_zero_shot_takes_no_step() -> None:
