@@ -11,6 +11,8 @@ from floorplan.errors import FloorplanError
 def ensure_writable(path: str | Path, force: bool) -> Path:
     """The path, if a file may be put there."""
     target = Path(path)
+    if "\0" in str(path):
+        raise FloorplanError(f"{str(path)[:80]!r}: not a usable file name")
     try:
         if target.is_dir():
             raise FloorplanError(f"{target}: is a folder; name a file")

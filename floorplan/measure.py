@@ -14,6 +14,7 @@ from floorplan.ledger import Run, record, run_graph
 from floorplan.recorder import Saved
 from floorplan.storage import tensors_in
 from floorplan.symbols import concrete_fakes
+from floorplan.trace_state import same_containers
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
     buffers = {id(b): (b, b.detach().clone()) for b in model.buffers()}
     grads = [(p, p.grad) for p in model.parameters()]
     devices = list({t.device.index for t, _ in buffers.values() if t.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), same_containers(model):
         try:
             yield
         finally:

@@ -156,7 +156,8 @@ def tied_convs(gm: fx.GraphModule) -> list[str]:
     """A word about convs that are modules of their own on one weight: their adapters are not tied."""
     paths: dict[int, dict[str, None]] = {}
     for node, m in module_calls(gm, *CONV_TYPES):
-        paths.setdefault(id(m.weight), {})[str(node.target)] = None
+        if not parametrize.is_parametrized(m):  # whose weight is made, and its state renewed, when read
+            paths.setdefault(id(m.weight), {})[str(node.target)] = None
     return [
         f"{', '.join(same)} share one weight; each gets an adapter of its own"
         for same in paths.values()

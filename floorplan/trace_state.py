@@ -70,6 +70,20 @@ def _put_back(seen: dict[int, tuple[Any, Any]]) -> bool:
     return changed
 
 
+@contextmanager
+def same_containers(model: nn.Module) -> Iterator[None]:
+    """Lists, dicts and sets on the model's modules hold afterwards what they held."""
+    seen: dict[int, tuple[Any, Any]] = {}
+    for m in model.modules():
+        for k, v in m.__dict__.items():
+            if k not in _DICTS and not k.endswith("_hooks"):
+                _containers(v, seen)
+    try:
+        yield
+    finally:
+        _put_back(seen)
+
+
 def _own_code(model: nn.Module) -> list[ModuleType]:
     """The Python modules that define the model's classes, installed packages apart."""
     names = {c.__module__ for m in model.modules() for c in type(m).__mro__}

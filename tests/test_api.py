@@ -1,10 +1,12 @@
 """check, rewrite, save, load as a user calls them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from small import Residual, Smooth
+from torch import nn
 
 import floorplan
 from floorplan.errors import FloorplanError
@@ -150,3 +152,141 @@ def test_what_is_no_model_is_said_in_one_line() -> None:
         with pytest.raises(FloorplanError, match="^model: ") as caught:
             floorplan.check(wrong, X)  # type: ignore[arg-type]
         assert "\n" not in str(caught.value)
+
+
+class Branching(nn.Module):
+    """Decides by what tracing cannot show it: the type of a tensor."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.a, self.b = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.a(x))
+        if self.kind == "isinstance" and isinstance(y, torch.Tensor):
+            y = y * 2
+        if self.kind == "saves" and isinstance(y, torch.Tensor):
+            y = torch.sigmoid(y)
+        if self.kind == "hasattr":
+            y = y * (2 if hasattr(y, "nope") else 3)
+        if self.kind == "try":
+            try:
+                y = y * 2 if y.mean() > -1 else y
+            except Exception:
+                pass
+        return self.b(y)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("isinstance", "adapted against source"), ("saves", "takes another branch"), ("try", "branches on tensor values")],
+)
+def test_a_graph_that_is_not_the_model_is_refused(kind: str, says: str) -> None:
+    with pytest.raises(FloorplanError, match=says):
+        floorplan.rewrite(Branching(kind), torch.randn(2, 3, 8, 8))
+    if kind == "saves":
+        with pytest.raises(FloorplanError, match=says):
+            floorplan.check(Branching(kind), torch.randn(2, 3, 8, 8), rank=2)
+
+
+def test_hasattr_is_answered_for_the_tensor() -> None:
+    model, x = Branching("hasattr"), torch.randn(2, 3, 8, 8)
+    result = floorplan.rewrite(model, x, measured=False)
+    assert torch.allclose(result.module.eval()(x), model.eval()(x), atol=1e-5)
+
+
+class Caching(nn.Module):
+    """Keeps a grid in a list, as detection heads do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 4, 1)
+        self.grid: list[Any] = [None]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        if self.grid[0] is None:
+            self.grid[0] = torch.zeros_like(y[:1, :1])
+        return self.b(y + self.grid[0])  # type: ignore[no-any-return]
+
+
+def test_containers_of_the_model_are_put_back() -> None:
+    model, x = Caching(), torch.randn(2, 3, 8, 8)
+    floorplan.check(model, x)
+    assert model.grid == [None]
+    result = floorplan.rewrite(model, x)
+    assert model.grid == [None] and result.module.eval()(x).shape == (2, 4, 8, 8)
+
+
+def test_spectral_norm_vectors_of_the_source_stay() -> None:
+    conv = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 8, 3))
+    model = nn.Sequential(conv, nn.ReLU(), nn.Conv2d(8, 4, 1)).train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    floorplan.rewrite(model, torch.randn(2, 3, 8, 8), measured=False)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_odd_inputs_survive_a_file(tmp_path: Path) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+
+        def forward(self, d: dict[str, torch.Tensor], k: int = 1) -> torch.Tensor:
+            return self.b(torch.relu(self.a(d["x"]))) * k  # type: ignore[no-any-return]
+
+    given = ({"x": torch.randn(2, 3, 8, 8)}, 3)
+    result = floorplan.rewrite(Named(), given, measured=False)
+    floorplan.save(result.module, tmp_path / "a.pt")
+    assert torch.equal(floorplan.load(tmp_path / "a.pt").eval()(*given), result.module.eval()(*given))
+
+
+def test_a_first_axis_that_is_no_free_batch() -> None:
+    class Crops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(torch.relu(self.a(x))).mean((2, 3)).view(-1, 5, 4).mean(1)
+
+    result = floorplan.rewrite(Crops(), torch.randn(10, 3, 8, 8))
+    assert not any((result.report.after.difference or {}).values())
+
+
+def test_flattened_maps_of_a_pinned_size_are_not_at_the_floor() -> None:
+    class Pinned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 4, 1)
+            self.register_buffer("place", torch.randn(1, 1, 16, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.a(x) + self.place
+            return self.b(y) + torch.tanh(y.mean(0).flatten()).sum()  # type: ignore[no-any-return]
+
+    report = floorplan.check(Pinned(), torch.randn(2, 3, 16, 16), rank=2)
+    assert report.verdict in ("UNPROVEN", "ABOVE_FLOOR")
+
+
+@pytest.mark.parametrize("rank", [0, -1, True])
+def test_ranks_that_are_none(rank: int) -> None:
+    with pytest.raises(FloorplanError, match="whole rank of 1 or more"):
+        floorplan.check(Branching("none"), torch.randn(2, 3, 8, 8), rank=rank)
+
+
+def test_an_unread_sigmoid_keeps_nothing() -> None:
+    class Unread(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.a(x)
+            torch.sigmoid(y)
+            return self.b(y)  # type: ignore[no-any-return]
+
+    result = floorplan.rewrite(Unread(), torch.randn(2, 3, 16, 16))
+    after = result.report.after
+    assert after.verdict == "AT_FLOOR" and after.predicted.saved == after.predicted.saved_census
