@@ -4,8 +4,10 @@ import math
 
 from torch import fx, nn
 
+from floorplan.adapter import Adapter
 from floorplan.compact_pools import PackedMaxPool, fewest_bits
-from floorplan.fused import ChannelAffine, FusedConv
+from floorplan.fused import ChannelAffine
+from floorplan.geometry import Geometry
 from floorplan.recorder import Saved
 
 PILLARS = ("activation", "normalization", "convolution", "pooling", "adapter", "gate", "other")
@@ -32,11 +34,14 @@ WHY = {
 }
 
 
+_ADAPTERS = ("FusedConv", "FactorConv", "PaperSite", "RankBranch")  # what they keep, they keep of rank r
+
+
 def pillar_of(s: Saved, packed: bool) -> str:
     """The pillar of one saved tensor."""
     if packed:
         return "gate"
-    if s.op == FusedConv.__name__:
+    if s.op in _ADAPTERS:
         return "adapter"
     if s.op == ChannelAffine.__name__:
         return "normalization"
@@ -48,11 +53,10 @@ def pillar_of(s: Saved, packed: bool) -> str:
 
 
 def site_groups(s: Saved, gm: fx.GraphModule) -> int | None:
-    """Groups of the adapted site that saved s, None if it was saved elsewhere."""
-    if not s.module:
-        return None
-    site = gm.get_submodule(s.module)
-    return site.geo.groups if isinstance(site, FusedConv) and site.rank else None
+    """Groups of the adapter that saved s, None if it was saved elsewhere."""
+    site = gm.get_submodule(s.module) if s.module else None
+    geo = vars(site).get("geo") if isinstance(site, Adapter) and site.rank else None
+    return geo.groups if isinstance(geo, Geometry) else None
 
 
 def packed_bits(s: Saved, gm: fx.GraphModule) -> float:

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._pytree import tree_map
 
-from floorplan.adapter import Adapter
+from floorplan.adapter import Adapter, adapters
 
 DUCK, STATIC, DYNAMIC = DimDynamic.DUCK, DimDynamic.STATIC, DimDynamic.DYNAMIC
 AXES = {1: ("T0",), 2: ("H0", "W0"), 3: ("D0", "H0", "W0")}
@@ -117,6 +117,8 @@ class _Symbolic:
         self.names: dict[sympy.Symbol, sympy.Symbol] = {}
         self.values: dict[str, int] = {}
         self.layers: dict[str, str] = {}
+        inner = [m for _, a in adapters(gm) for c in a.children() for m in c.modules()]
+        self.ranked = {id(t) for m in inner for t in _own_tensors(m) if t.dim()}  # a BatchNorm of q
         self.rank_hint = _primes_from(11, self.used)
         self.batch_hint = _primes_from(11 if batch < 16 else 23, self.used)
 
@@ -139,6 +141,8 @@ class _Symbolic:
     def state(self, name: str, t: Tensor, m: nn.Module) -> Tensor:
         shape, widths, rank = list(t.shape), {0, 1}, None
         axes = m.axes() if isinstance(m, Adapter) and m.rank else {}
+        if id(t) in self.ranked:
+            axes = {name.rpartition(".")[2]: (0, set())}
         if (key := name.rpartition(".")[2]) in axes:
             rank, widths = axes[key]
             shape[rank] = self.rank_hint
