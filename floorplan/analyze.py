@@ -15,6 +15,7 @@ from floorplan.measure import Figures, figures, measure, observe
 from floorplan.sides import try_other_sides
 from floorplan.storage import tensors_in
 from floorplan.symbols import Sizes, clone_structure, concrete_fakes, symbolic_fakes
+from floorplan.trace_state import no_memory
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,9 @@ def _own_step(
 ) -> Run | None:  # fmt: skip
     """The step of a module itself: its Python frames hold tensors that the graph lets go earlier."""
     try:
-        fakes = concrete_fakes(cast(fx.GraphModule, real), inputs)
-        return run_graph(fakes, hooks=hooks, backward=backward, autocast=autocast)
+        with no_memory(cast(nn.Module, real)):
+            fakes = concrete_fakes(cast(fx.GraphModule, real), inputs)
+            return run_graph(fakes, hooks=hooks, backward=backward, autocast=autocast)
     except Exception:  # it reads values, or cannot be copied: its graph stands for it
         return None
 
