@@ -45,6 +45,7 @@ class Entry:
     method: str
     rank: int = 2
     calibrate: str | None = None
+    units: float = 1.0  # the sensors' values are given in other units, and the source fits them
 
 
 ENTRIES = (
@@ -64,6 +65,7 @@ ENTRIES = (
     Entry("MemFLoRA r=2, no scale", "memflora-noscale", 2, "ema"),
     Entry("MemFLoRA r=2, BN_r", "memflora-bnr", 2, "ema"),
     Entry("MemFLoRA r=2, kxk down 1x1 up", "memflora-kernel-down", 2, "ema"),
+    Entry("MemFLoRA r=2, input in other units", "memflora", 2, "ema", 1000.0),
 )
 
 
@@ -102,18 +104,29 @@ def train_source(x: Tensor, y: Tensor, seed: int) -> nn.Module:
     return model.eval()
 
 
+def in_units(source: nn.Module, c: float) -> nn.Module:
+    """A copy that gives for c*x what `source` gives for x: the BatchNorms that x reaches know its units."""
+    twin = copy.deepcopy(source)
+    first = twin.get_submodule("blocks.0")
+    for norm in (first.get_submodule("pre_bn"), first.get_submodule("shortcut.1")):
+        norm.get_buffer("running_mean").mul_(c)
+        norm.get_buffer("running_var").mul_(c**2)
+    return twin
+
+
 def adapt_one(source: nn.Module, entry: Entry, shift: Any, seed: int) -> float:
     """Macro-F1 on the target's test part after adaptation."""
-    x, y = shift.adapt.tensors()
+    (x, y), (test_x, test_y) = shift.adapt.tensors(), shift.test.tensors()
+    x, test_x = x * entry.units, test_x * entry.units
     stream = shuffled(x, y, seed)
     batches = [next(stream) for _ in range(STEPS)]
     torch.manual_seed(seed)
     found = floorplan.adapt(
-        copy.deepcopy(source), batches, method=entry.method, rank=entry.rank, steps=STEPS, seed=seed,
+        in_units(source, entry.units), batches, method=entry.method, rank=entry.rank, steps=STEPS, seed=seed,
         sites="all" if entry.rank > x.shape[1] else "auto", lr=LR, weight_decay=DECAY,
         calibrate=entry.calibrate, verified=False, progress=False,
     )  # fmt: skip
-    return macro_f1(found.module, *shift.test.tensors())
+    return macro_f1(found.module, test_x, test_y)
 
 
 def run_seed(path: str, seed: int, entries: tuple[Entry, ...], targets: tuple[int, ...]) -> dict[str, Any]:
@@ -171,6 +184,10 @@ def acceptance(found: list[dict[str, Any]]) -> list[str]:
     if plain is not None and turned is not None:
         lost = turned - plain
         lines.append(f"orthogonal P - normal P = {lost:+.3f} (wanted <= -0.05): {_said(lost <= -0.05)}")
+    units = score("MemFLoRA r=2, input in other units")
+    if plain is not None and units is not None:
+        moved = abs(units - plain)
+        lines.append(f"input in other units: {moved:.3f} apart (wanted <= 0.005): {_said(moved <= 0.005)}")
     if plain is not None and matched is not None:
         gap = abs(matched - plain)
         lines.append(f"norm-matched orthogonal P: {gap:.3f} from normal P (wanted <= 0.03): {_said(gap <= 0.03)}")
