@@ -49,12 +49,11 @@ def analyze(
         hooked = run_graph(fakes, hooks=True, autocast=autocast)
     except ReadsValues as e:
         return _counted(gm, inputs, opaque, autocast, gm if real is None else real, str(e))
+    plain = _own_step(real, inputs, autocast, backward=backward) if own else None
     try:
-        plain = run_graph(fakes, hooks=False, backward=backward, autocast=autocast)
+        plain = plain or run_graph(fakes, hooks=False, backward=backward, autocast=autocast)
     except TraceError as e:
         raise TraceError(overwritten(gm, inputs) or str(e)) from e
-    if own:
-        plain = _own_step(real, inputs, autocast, backward=backward) or plain
     exact = figures(state, hooked, plain, list(tensors_in(tuple(inputs))))
     proof, notes = _proof(gm, inputs, hooked, opaque, autocast)
     kept = _own_step(real, inputs, autocast, hooks=True) if own else None
