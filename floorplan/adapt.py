@@ -3,8 +3,12 @@
 source -> (AdaBN calibration) -> the method's passes -> `steps` steps of Adam -> the best or last adapter
 """
 
+import copy
+import functools
 import itertools
+import math
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +22,7 @@ from torch import Tensor, fx, nn
 from floorplan.api import Subject, adapted, adapter_rank
 from floorplan.calibrate import calibrate as adabn
 from floorplan.errors import FloorplanError
+from floorplan.files import ensure_writable
 from floorplan.methods import Options, Plan, method, recorded
 from floorplan.recognize import describe
 from floorplan.replay import Replay
@@ -73,24 +78,48 @@ def adapt(
     FloorplanError if the loss is no longer a number: nothing of that step is kept.
     """
     recipe = Recipe(steps, lr, weight_decay, projection_lr, chunks)
+    if steps < 0 or every < 1 or chunks < 1 or min(lr, weight_decay, projection_lr) < 0:
+        raise FloorplanError("adapt: steps and rates are not negative, every and chunks are 1 or more")
+    if checkpoint is not None:
+        ensure_writable(checkpoint, force=True)
     run = LOSSES.get(loss) if isinstance(loss, str) else loss
     if run is None:
         raise FloorplanError(f"loss {loss}: not known; use {', '.join(LOSSES)}, or a function")
     first, stream = _peek(batches)
     plan = Plan(method, Options(rank, sites, seed, train_head))
     module = _prepared(model, _inputs(first[0]), plan, calibrate, verified)
-    return _Loop(module, plan, recipe, run, checkpoint).run(stream, validate, every, progress)
+    return _Loop(module, recipe, run, checkpoint).run(stream, validate, every, progress)
 
 
 def _peek(batches: Iterable[Batch]) -> tuple[Batch, Iterator[Batch]]:
-    """The first batch, and all of them over and over; a one-shot iterator is kept in memory."""
-    again = batches if not isinstance(batches, Iterator) else list(batches)
-    first = next(iter(again), None)
+    """The first batch, and all of them over and over; what a one-shot iterator gave is kept."""
+    try:
+        stream = _again(batches)
+        first = next(stream, None)
+    except TypeError as e:
+        raise FloorplanError("adapt: batches cannot be gone through; give pairs (input, target)") from e
     if first is None:
         raise FloorplanError("adapt: no batch was given")
-    if not isinstance(first, tuple | list) or len(first) != 2:
-        raise FloorplanError("adapt: each batch must be a pair (input, target)")
-    return (first[0], first[1]), itertools.chain.from_iterable(itertools.repeat(again))
+    return first, itertools.chain([first], stream)
+
+
+def _again(batches: Iterable[Batch]) -> Iterator[Batch]:
+    once = isinstance(batches, Iterator)
+    seen: list[Batch] = []
+    while True:
+        count = 0
+        for batch in batches:
+            if not isinstance(batch, tuple | list) or len(batch) != 2:
+                raise FloorplanError("adapt: each batch must be a pair (input, target)")
+            count += 1
+            pair = (batch[0], batch[1])
+            if once:
+                seen.append(pair)
+            yield pair
+        if once:
+            batches, once = seen, False
+        elif not count:
+            return
 
 
 def _inputs(x: Any) -> tuple[Any, ...]:
@@ -101,7 +130,12 @@ def _prepared(
     model: nn.Module, inputs: tuple[Any, ...], plan: Plan, calibrate: str | None, verified: bool
 ) -> fx.GraphModule:
     if isinstance(model, fx.GraphModule) and adapter_rank(model) is not None:
-        return model
+        has = model.meta.get("floorplan", {}).get("method", plan.method)
+        if calibrate or plan.method not in (has, "memflora"):
+            raise FloorplanError(
+                f"adapt: the model is adapted by {has} already; it goes on as it is, without method or calibrate"
+            )
+        return copy.deepcopy(model)
     source = adabn(model, [inputs], calibrate) if calibrate else model
     subject = Subject(source, type(model).__name__, inputs, ())
     module = adapted(subject, plan, verified=verified)[0].gm
@@ -113,21 +147,27 @@ class _Loop:
     """The state of one adaptation."""
 
     def __init__(
-        self, module: fx.GraphModule, plan: Plan, recipe: Recipe,
+        self, module: fx.GraphModule, recipe: Recipe,
         loss: Callable[[Any, Any], Tensor], checkpoint: str | Path | None,
     ) -> None:  # fmt: skip
         self.module, self.recipe, self.loss = module, recipe, loss
         self.path = None if checkpoint is None else Path(checkpoint)
-        self.log = AdaptLog(plan.method)
+        self.plan: dict[str, Any] = module.meta.get("floorplan", {})
+        self.log = AdaptLog(self.plan.get("method", "memflora"))
         self.trained = [p for p in module.parameters() if p.requires_grad]
         adam = torch.optim.Adam
         self.optimizers: list[torch.optim.Optimizer] = []
         if self.trained:
             self.optimizers.append(adam(self.trained, lr=recipe.lr, weight_decay=recipe.weight_decay))
-        self.replay = Replay(module) if method(plan.method).replays else None
+        self.replay = Replay(module) if method(self.log.method).replays else None
         if self.replay is not None:
             self.optimizers.append(adam(self.replay.projections(), lr=recipe.projection_lr))
         self.best: dict[str, Tensor] | None = None
+        # Another source, seed or rate is another adaptation: a checkpoint must not be taken for it.
+        rates = {k: v for k, v in vars(recipe).items() if k != "steps"}
+        state = [t.detach().cpu().contiguous() for t in (*module.parameters(), *module.buffers())]
+        start = functools.reduce(lambda c, t: zlib.crc32(t.view(-1).view(torch.uint8).numpy().tobytes(), c), state, 0)
+        self.identity = {"plan": self.plan, "rates": rates, "start": start}
 
     def run(
         self, stream: Iterator[Batch], validate: Callable[[nn.Module], float] | None, every: int,
@@ -168,19 +208,27 @@ class _Loop:
 
     def _backward(self, inputs: tuple[Any, ...], target: Any) -> float:
         value = self.loss(self.module(*inputs), target)
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+            raise FloorplanError("adapt: the loss must be one number that depends on what trains")
         if not torch.isfinite(value):
             raise FloorplanError(
                 f"adapt: the loss is {value.item()} at step {len(self.log.losses) + 1}; "
                 "lower lr, or look for NaN in the batch"
             )
         value.backward()  # type: ignore[no-untyped-call]
+        if not all(bool(torch.isfinite(p.grad).all()) for p in self.trained if p.grad is not None):
+            raise FloorplanError(
+                f"adapt: a gradient is not finite at step {len(self.log.losses) + 1} although the loss is; "
+                "look for a root or a division at zero in the loss"
+            )
         return float(value.detach())
 
     def _validate(self, validate: Callable[[nn.Module], float]) -> None:
         with torch.no_grad():
             value = float(validate(self.module.eval()))
         step = len(self.log.losses)
-        if self.best is None or value < min(self.log.validation.values()):
+        known = [v for v in self.log.validation.values() if not math.isnan(v)]
+        if not math.isnan(value) and (not known or value < min(known)):
             self.best, self.log.kept = self._small_state(), step
         self.log.validation[step] = value
 
@@ -205,6 +253,7 @@ class _Loop:
             return
         document = {
             "format": "floorplan.adapting/1",
+            "identity": self.identity,
             "log": vars(self.log),
             "state": self._small_state(),
             "best": self.best,
@@ -220,8 +269,8 @@ class _Loop:
             return
         try:
             document = torch.load(self.path, weights_only=True)
-            if document["format"] != "floorplan.adapting/1":
-                raise KeyError("format")
+            if document["format"] != "floorplan.adapting/1" or document["identity"] != self.identity:
+                raise ValueError("another model, method, seed or rate")
             self._load(document["state"])
             for o, state in zip(self.optimizers, document["optimizers"], strict=True):
                 o.load_state_dict(state)

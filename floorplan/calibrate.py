@@ -48,6 +48,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any], how: str = "ema") -> nn.
             h.remove()
     if not any(seen.values()):
         raise FloorplanError("calibrate: no batch was given, or none reaches a BatchNorm")
+    if bad := next((n for n, b in twin.named_buffers() if b.is_floating_point() and not torch.isfinite(b).all()), ""):
+        raise FloorplanError(f"calibrate: {bad} is no longer finite; look for NaN or an empty batch")
     originals = dict(model.named_modules())
     for name, part in twin.named_modules():
         part.training = modes[part]

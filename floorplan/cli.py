@@ -214,9 +214,11 @@ def compare(
     weights: Weights = None, allow: Allow = None, trust: Trust = False,
 ) -> None:  # fmt: skip
     """What each method keeps, holds and multiplies in one training step, side by side."""
-    for path in (json_file, csv_file, markdown, plot):
+    for path in (json_file, csv_file, markdown):
         if path and path != "-":
             ensure_writable(path, force=True)
+    if plot:
+        pictures.ensure_drawable(plot)
     with busy(f"comparing methods on {model}"):
         found = compare_methods(
             model, methods=_names(methods), ranks=_numbers("--rank", rank),

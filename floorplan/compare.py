@@ -16,6 +16,7 @@ from floorplan.cost_models import macs as formulas
 from floorplan.errors import FloorplanError
 from floorplan.macs import layers_of, merges_of, own_macs
 from floorplan.methods import METHODS, Method, Options, Plan, method
+from floorplan.recognize import describe
 from floorplan.report import versions
 from floorplan.step import LOSSES, StepFigures, measure_step, predict_step, target_for
 
@@ -126,7 +127,10 @@ def compare(
         raise FloorplanError(f"--loss {loss}: not known; use {', '.join(LOSSES)}")
     if (least := min((*batches, *ranks), default=0)) < 1:
         raise FloorplanError(f"--batch, --rank: {least} is not a positive number")
+    ranks, batches = list(dict.fromkeys(ranks)), list(dict.fromkeys(batches))
     chosen = [method(n) for n in dict.fromkeys(methods)]
+    if not chosen:
+        raise FloorplanError("--methods: none is named; `floorplan compare --help` lists them")
     s = subject_of(model, inputs, batch=2, shapes=shapes, weights=weights, allow=allow, trust=trust)
     rows = [row for m in chosen for row in _of(s, m, ranks, batches, loss, (sites, seed, train_head), measured)]
     if not any(r.predicted for r in rows):
@@ -147,7 +151,10 @@ def _of(
             continue
         gm = traced.gm.train(m.name != "zero-shot")
         for b in batches:
-            yield _row(gm, s.inputs, m, shown, b, loss, measured)
+            try:
+                yield _row(gm, s.inputs, m, shown, b, loss, measured)
+            except Exception as e:  # one method that this batch does not suit must not cost the others
+                yield Row(m.name, shown, b, refused=f"at batch {b}: {describe(e)}")
 
 
 def _row(

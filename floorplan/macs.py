@@ -19,6 +19,7 @@ from floorplan.fused import FusedConv
 from floorplan.geometry import CONVS, TRANSPOSED
 from floorplan.kernels import quiet_fakes
 from floorplan.ledger import Loss
+from floorplan.lite import FrozenConv, LiteResidual
 from floorplan.paper_site import PaperSite
 from floorplan.reparam import LoraC, LoraCOfficial, SideConv
 from floorplan.replay import Replay, capturing
@@ -54,6 +55,12 @@ def _layer(m: nn.Module, x: Sequence[int], y: Sequence[int], batch: int) -> Laye
     if isinstance(m, CONVS + TRANSPOSED):
         n = m.weight.numel() * (inputs if isinstance(m, TRANSPOSED) else points)
         return Layer(n, trained=n if m.weight.requires_grad else 0)
+    if isinstance(m, FrozenConv):
+        return Layer(m.weight.numel() * points)
+    if isinstance(m, LiteResidual):
+        pooled = math.prod(-(-n // 2) for n in x[2:])
+        beside = (m.wide.numel() + m.point.numel()) * pooled
+        return Layer(0, beside, beside)
     if isinstance(m, PaperSite):
         return _paper(m, points, inputs)
     if isinstance(m, FusedConv):

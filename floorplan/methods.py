@@ -77,7 +77,7 @@ def _memflora(o: Options) -> tuple[Pass, ...]:
 
 
 def _paper(o: Options) -> tuple[Pass, ...]:
-    return (canonicalize.PASS, paper(o.rank, o.sites, o.seed), pack_gates.PASS)
+    return (canonicalize.PASS, paper(o.rank, o.sites, o.seed, o.train_head), pack_gates.PASS)
 
 
 def _ablation(projection: str = "normal", scaled: bool = True) -> Callable[[Options], tuple[Pass, ...]]:

@@ -21,16 +21,11 @@ def parts(row: Row) -> tuple[int, int, int, int]:
 
 def draw(found: Comparison, path: str | Path, force: bool = True) -> None:
     """Stacked bars at the largest batch and saved-against-batch curves, as PNG, SVG or PDF by the name."""
-    target = ensure_writable(path, force)
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as e:
-        raise FloorplanError("--plot: matplotlib is not installed; pip install matplotlib") from e
+    target, pyplot = ensure_drawable(path, force)
     rows = [r for r in found.rows if r.predicted is not None]
-    figure, (bars, curves) = pyplot.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+    labels = len({_label(r) for r in rows})
+    size = (14, max(4.8, 0.32 * labels + 1))
+    figure, (bars, curves) = pyplot.subplots(1, 2, figsize=size, layout="constrained")
     _bars(bars, [r for r in rows if r.batch == max(x.batch for x in rows)])
     _curves(curves, rows)
     figure.suptitle(found.name)
@@ -43,6 +38,21 @@ def draw(found: Comparison, path: str | Path, force: bool = True) -> None:
     finally:
         pyplot.close(figure)
         draft.unlink(missing_ok=True)
+
+
+def ensure_drawable(path: str | Path, force: bool = True) -> tuple[Path, Any]:
+    """The path and matplotlib, if a picture can go there; to be asked before anything is computed."""
+    target = ensure_writable(path, force)
+    if target.suffix not in (".png", ".svg", ".pdf"):
+        raise FloorplanError(f"--plot {path}: name a .png, .svg or .pdf file")
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as e:
+        raise FloorplanError("--plot: matplotlib is not installed; pip install matplotlib") from e
+    return target, pyplot
 
 
 def _label(row: Row) -> str:
@@ -64,13 +74,15 @@ def _bars(axes: Any, rows: list[Row]) -> None:
 
 
 def _curves(axes: Any, rows: list[Row]) -> None:
-    for label in dict.fromkeys(_label(r) for r in rows):
+    marks = "osv^D*Px"
+    for i, label in enumerate(dict.fromkeys(_label(r) for r in rows)):
         mine = [r for r in rows if _label(r) == label and r.predicted and r.predicted.saved]
         if mine:
             saved = [r.predicted.saved / MB for r in mine if r.predicted]
-            axes.plot([r.batch for r in mine], saved, marker="o", label=label)
+            axes.plot([r.batch for r in mine], saved, marker=marks[i // 10 % len(marks)], label=label)
     axes.set_yscale("log")
     axes.set_xlabel("batch")
     axes.set_ylabel("saved (MB, log scale)")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    if axes.get_lines():
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -31,6 +31,7 @@ class Insert:
     rank: int = 2
     sites: str = "auto"
     seed: int = 0
+    train_head: bool = False
 
     def __call__(self, gm: fx.GraphModule) -> Iterator[Site]:
         gm.requires_grad_(False)
@@ -52,6 +53,8 @@ class Insert:
             raise FloorplanError(
                 "memflora-paper: no conv with a BatchNorm behind it was chosen; try --sites all"
             )
+        if self.train_head and (heads := [m for m in gm.modules() if isinstance(m, nn.Linear)]):
+            heads[-1].requires_grad_(True)
 
     @staticmethod
     def _unfit(path: str, convs: dict[str, nn.Module], refused: dict[str, str]) -> bool:
@@ -120,6 +123,6 @@ def _site(
     return site.train(bn.training)
 
 
-def paper(rank: int = 2, sites: str = "auto", seed: int = 0) -> Pass:
+def paper(rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False) -> Pass:
     """The pass with its options set."""
-    return Pass("insert_memflora_paper", Insert(rank, sites, seed), tolerance=1e-9)
+    return Pass("insert_memflora_paper", Insert(rank, sites, seed, train_head), tolerance=1e-9)

@@ -130,3 +130,54 @@ def test_what_cannot_be_used_is_said() -> None:
             adapt(source(), given, progress=False)  # type: ignore[arg-type]
     with pytest.raises(FloorplanError, match="loss hinge: not known"):
         adapt(source(), batches(), loss="hinge", progress=False)
+
+
+@pytest.mark.parametrize("other", [{"seed": 7}, {"lr": 1e-2}, {"method": "memflora-noscale"}, {"calibrate": "ema"}])
+def test_a_checkpoint_of_another_adaptation_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"sites": "all", "steps": 2, "checkpoint": tmp_path / "a.pt", "progress": False}
+    adapt(source(), batches(), **options)
+    with pytest.raises(FloorplanError, match="another model, method, seed or rate"):
+        adapt(source(), batches(), **(options | other))
+
+
+def test_an_adapted_model_goes_on_in_a_copy() -> None:
+    first = adapt(source(), batches(), method="memflora-sg", sites="all", steps=2, progress=False).module
+    before = weights(first)
+    again = adapt(first, batches(), steps=2, progress=False)
+    assert same(weights(first), before) and again.module is not first and again.log.method == "memflora-sg"
+    for options in ({"method": "lora-c"}, {"calibrate": "ema"}):
+        with pytest.raises(FloorplanError, match="adapted by memflora-sg already"):
+            adapt(first, batches(), progress=False, **options)  # type: ignore[arg-type]
+
+
+def test_gradients_that_are_no_numbers_stop_before_the_step(tmp_path: Path) -> None:
+    def bad(out: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(out, y) + torch.sqrt((out * 0).sum())
+
+    with pytest.raises(FloorplanError, match="^adapt: a gradient is not finite at step 1"):
+        adapt(source(), batches(), sites="all", loss=bad, checkpoint=tmp_path / "a.pt", progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_endless_batches_are_taken_as_they_come() -> None:
+    def endless() -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield from batches(2)
+
+    assert len(adapt(source(), endless(), sites="all", steps=3, progress=False).log.losses) == 3
+
+
+def test_a_validation_that_is_no_number_is_never_the_best() -> None:
+    values = iter([float("nan"), 3.0, 2.0])
+    found = adapt(source(), batches(), sites="all", steps=3, validate=lambda m: next(values), progress=False)
+    assert found.log.kept == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"steps": -1}, "not negative"), ({"every": 0}, "1 or more"), ({"chunks": 0}, "1 or more"),
+     ({"loss": lambda out, y: out}, "one number"), ({"checkpoint": "/no/such/folder/a.pt"}, "folder")],
+)  # fmt: skip
+def test_options_that_do_not_fit(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(FloorplanError, match=says):
+        adapt(source(), batches(), sites="all", progress=False, **options)

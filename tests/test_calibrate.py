@@ -65,3 +65,8 @@ def test_what_cannot_be_calibrated_is_said() -> None:
         calibrate(net(), [])
     with pytest.raises(FloorplanError, match="^calibrate twice: not known; use ema, reset$"):
         calibrate(net(), [], "twice")
+
+
+def test_statistics_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(FloorplanError, match="running_mean is no longer finite"):
+        calibrate(net(), [torch.full((4, 3, 6, 6), float("nan"))])

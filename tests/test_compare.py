@@ -102,3 +102,11 @@ def test_what_cannot_be_compared_is_said(options: dict[str, object], says: str) 
 def test_resized_inputs_keep_their_kinds() -> None:
     x, y, n = resized((torch.randn(2, 3), torch.tensor([[5], [7]]), 4), 6)
     assert x.shape == (6, 3) and y.tolist() == [[5]] * 6 and n == 4
+
+
+def test_one_method_that_fails_costs_only_its_own_row() -> None:
+    pool = nn.AdaptiveAvgPool2d(1)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), pool, nn.Conv2d(8, 4, 1), nn.Flatten())
+    found = compare(model, torch.randn(2, 3, 8, 8), methods=("memflora", "memflora-bnr"), batches=(1, 1), sites="all")
+    assert [bool(r.refused) for r in found.rows] == [False, True]
+    assert "not run: memflora-bnr at rank 2: at batch 1: " in str(found)
