@@ -11,11 +11,10 @@ import argparse
 import copy
 import platform
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from paired import paired
+from paired import paired, step
 from tabulate import tabulate
 from torch import Tensor, nn
 
@@ -29,16 +28,6 @@ from floorplan.verify import randomize_adapters, set_plain  # noqa: E402
 
 SHAPES = {"t_resnet": (97, 60), "mobilenet_v2": (1, 97, 60)}
 OWN = ("lora-edge", "lora-fa", "memflora-paper", "memflora")
-
-
-def step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
-    """One forward and backward."""
-
-    def run() -> None:
-        model.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-
-    return run
 
 
 def adapted(backbone: str, method: str, x: Tensor) -> nn.Module:

@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 import torch
-from paired import paired
+from paired import paired, step
 from tabulate import tabulate
-from torch import Tensor, nn
+from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
@@ -78,16 +78,6 @@ def two_branch(module: nn.Module) -> nn.Module:
         if isinstance(m, FusedConv) and m.rank:
             m._run = lambda x, skip, m=m: TwoBranch.apply(x, skip, m.U, m)  # type: ignore[method-assign]
     return twin
-
-
-def step(model: nn.Module, x: Tensor, y: Tensor):  # type: ignore[no-untyped-def]
-    """One forward and backward."""
-
-    def run() -> None:
-        model.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(model(x), y).backward()
-
-    return run
 
 
 def row(batch: int, rounds: int) -> list[str]:

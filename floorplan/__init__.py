@@ -5,10 +5,12 @@ from floorplan.adapt import adapt
 from floorplan.api import check, load, measure, rewrite, save
 from floorplan.calibrate import calibrate
 from floorplan.compare import compare
+from floorplan.compile_step import Schedule, compile_step
 from floorplan.errors import FloorplanError
 from floorplan.merge import merge
+from floorplan.plan import plan
 
 __all__ = [
-    "FloorplanError", "adapt", "calibrate", "check", "compare", "load", "measure", "merge",
-    "rewrite", "save",
+    "FloorplanError", "Schedule", "adapt", "calibrate", "check", "compare", "compile_step", "load", "measure", "merge",
+    "plan", "rewrite", "save",
 ]  # fmt: skip

@@ -7,7 +7,6 @@ import copy
 import functools
 import itertools
 import math
-import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,11 +21,12 @@ from torch import Tensor, fx, nn
 from floorplan.api import Subject, adapted, adapter_rank
 from floorplan.calibrate import calibrate as adabn
 from floorplan.errors import FloorplanError
-from floorplan.files import ensure_writable
+from floorplan.files import ensure_writable, whole
 from floorplan.methods import Options, Plan, method, recorded
 from floorplan.recognize import describe
 from floorplan.replay import Replay
 from floorplan.step import LOSSES
+from floorplan.storage import arguments
 
 Batch = tuple[Any, Any]  # (the forward's input or inputs, target)
 
@@ -87,7 +87,7 @@ def adapt(
         raise FloorplanError(f"loss {loss}: not known; use {', '.join(LOSSES)}, or a function")
     first, stream = _peek(batches)
     plan = Plan(method, Options(rank, sites, seed, train_head))
-    module = _prepared(model, _inputs(first[0]), plan, calibrate, verified)
+    module = _prepared(model, arguments(first[0]), plan, calibrate, verified)
     return _Loop(module, recipe, run, checkpoint).run(stream, validate, every, progress)
 
 
@@ -120,10 +120,6 @@ def _again(batches: Iterable[Batch]) -> Iterator[Batch]:
             batches, once = seen, False
         elif not count:
             return
-
-
-def _inputs(x: Any) -> tuple[Any, ...]:
-    return tuple(x) if isinstance(x, tuple | list) else (x,)
 
 
 def _prepared(
@@ -181,7 +177,7 @@ class _Loop:
             steps = self.recipe.steps if self.optimizers else 0
             for done, (x, y) in enumerate(itertools.islice(stream, steps)):
                 if done >= len(self.log.losses):
-                    self._step(_inputs(x), y)
+                    self._step(arguments(x), y)
                     if validate is not None and (len(self.log.losses) % every == 0 or done == steps - 1):
                         self._validate(validate)
                     self._save()
@@ -260,9 +256,8 @@ class _Loop:
             "optimizers": [o.state_dict() for o in self.optimizers],
             "random": torch.get_rng_state(),
         }
-        draft = self.path.with_name(f".{self.path.name}.draft")
-        torch.save(document, draft)
-        os.replace(draft, self.path)
+        with whole(self.path) as draft:
+            torch.save(document, draft)
 
     def _resume(self) -> None:
         if self.path is None or not self.path.exists():

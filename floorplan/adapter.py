@@ -1,6 +1,20 @@
 """What every layer with an adapter has in common."""
 
-from torch import nn
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from floorplan.geometry import Geometry
+
+
+def as_conv_starts(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """A weight (O, I, *k) drawn as nn.Conv2d draws it: kaiming_uniform with a = sqrt(5), in float64."""
+    bound = 1 / math.sqrt(math.prod(shape[1:]))
+    draw = torch.rand(list(shape), generator=generator, dtype=torch.float64)
+    return (2 * draw - 1) * bound
 
 
 class Adapter(nn.Module):
@@ -11,6 +25,36 @@ class Adapter(nn.Module):
     def axes(self) -> dict[str, tuple[int, set[int]]]:
         """Tensor -> its rank axis and its width axes; what is not named has widths in axes 0 and 1."""
         raise NotImplementedError
+
+
+class ConvAdapter(Adapter):
+    """A frozen conv, weight (O, I/g, *k), whose factors are scaled by `scale`."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self, geometry: dict[str, Any], weight: list[int], rank: int, scale: float = 1.0,
+        bias: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.geo, self.rank, self.scale = Geometry.of(geometry), rank, scale
+        self.register_buffer("weight", torch.zeros(weight))
+        self.register_buffer("bias", torch.zeros(weight[0]) if bias else None)
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments as plain data."""
+        return {
+            "geometry": self.geo.config(),
+            "weight": list(self.weight.shape),
+            "rank": self.rank,
+            "scale": self.scale,
+            "bias": self.bias is not None,
+        }
+
+    def extra_repr(self) -> str:
+        """What a reader of the graph wants to know."""
+        return f"{list(self.weight.shape)}, rank={self.rank}, scale={self.scale}"
 
 
 def adapters(model: nn.Module) -> list[tuple[str, Adapter]]:

@@ -1,8 +1,7 @@
 """The Python API: check, rewrite, load, save. The command line is a thin shell over it."""
 
 import copy
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,15 +17,17 @@ from floorplan.analyze import Analysis, analyze, follows, trainable
 from floorplan.driver import Pass, Site
 from floorplan.driver import rewrite as run_passes
 from floorplan.errors import FloorplanError
-from floorplan.files import ensure_writable
+from floorplan.files import ensure_writable, whole
 from floorplan.infer import infer_shape, make_inputs, smaller_inputs
 from floorplan.load import load_model
 from floorplan.measure import Figures, measure
 from floorplan.methods import Options, Plan, recorded
 from floorplan.methods import method as method_named
+from floorplan.plan_file import plan_of, read_plan, schedule_in
 from floorplan.report import CheckReport
 from floorplan.rewrite_report import RewriteReport
 from floorplan.sites import tied_convs
+from floorplan.storage import arguments
 from floorplan.trace import Traced, trace
 from floorplan.verify import Verifier, double_copy, runs_in_double, same_outputs, same_start
 
@@ -65,7 +66,7 @@ def subject_of(
         what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
         raise FloorplanError(f"model: {what} is no model; give an nn.Module instance, a file or a factory's name")
     if inputs is not None:
-        args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        args = arguments(inputs)
         bad = next((a for a in tree_iter(args) if not isinstance(a, _INPUTS)), None)
         if bad is not None:
             raise FloorplanError(
@@ -237,11 +238,12 @@ def rewrite(
     model: nn.Module | str, inputs: Any = None, rank: int = 2, *, method: str = "memflora",
     sites: str = "auto", seed: int = 0, train_head: bool = False, batch: int | None = None,
     shapes: Shapes | None = None, measured: bool = True, weights: str | None = None,
-    allow: Sequence[str] = (), trust: bool = False,
+    allow: Sequence[str] = (), trust: bool = False, plan: str | Path | Mapping[str, Any] | None = None,
 ) -> Rewritten:  # fmt: skip
     """Adapt a model, by default with MemFLoRA: fused sites, folded BatchNorms, packed gates.
 
-    Every pass is verified. `method` is one of floorplan.methods.METHODS.
+    Every pass is verified. `method` is one of floorplan.methods.METHODS. plan: a plan.json, whose rank, method,
+    sites and seed are taken; its schedule stays with the model, for compile_step.
 
     Returns a trainable GraphModule in train mode, equal to the source model in eval mode while U = 0,
     and predicted beside measured figures for the model before and after.
@@ -251,12 +253,15 @@ def rewrite(
     )
     source = trace(s.model, s.inputs)
     before = _report(s, source, s.model, "as-is", None, {}, measured, None)
-    plan = Plan(method, Options(rank, sites, seed, train_head))
-    traced, log = adapted(s, plan, verified=True)
-    after = _report(s, traced, traced.gm, "rewritten", rank, log, measured, None)
-    after = replace(after, method=method)
-    traced.gm.meta["floorplan"] = recorded(plan, s.inputs)
-    return Rewritten(traced.gm, RewriteReport(before, after, plan.as_dict()))
+    chosen, schedule = Plan(method, Options(rank, sites, seed, train_head)), None
+    if plan is not None:
+        document = read_plan(plan)
+        chosen, schedule = plan_of(document), schedule_in(document)
+    traced, log = adapted(s, chosen, verified=True)
+    after = _report(s, traced, traced.gm, "rewritten", chosen.options.rank, log, measured, None)
+    after = replace(after, method=chosen.method)
+    traced.gm.meta["floorplan"] = recorded(chosen, s.inputs) | ({"schedule": schedule} if schedule else {})
+    return Rewritten(traced.gm, RewriteReport(before, after, chosen.as_dict()))
 
 
 def save(module: fx.GraphModule, path: str | Path, *, force: bool = False) -> None:
@@ -271,15 +276,11 @@ def save(module: fx.GraphModule, path: str | Path, *, force: bool = False) -> No
 def save_verified(result: Rewritten, path: str | Path, *, force: bool = False) -> None:
     """Save, load back, and compare outputs bit by bit before the file gets its name."""
     target = ensure_writable(path, force)
-    draft = target.with_name(f".{target.name}.unverified")
-    try:
+    with whole(target) as draft:
         save(result.module, draft, force=True)
         shapes = [shape[1:] for shape in result.report.after.inputs]
         inputs = smaller_inputs(result.module, make_inputs(result.module, shapes, 2))
         same_outputs(result.module, load(draft), inputs, str(target))
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def load(path: str | Path) -> fx.GraphModule:

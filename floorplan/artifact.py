@@ -12,7 +12,6 @@ list is refused. A `transient` is a buffer outside the state_dict, a `constant` 
 
 import json
 import os
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 from torch import fx, nn
 
 from floorplan.errors import FloorplanError, LoadError, ReadsValues
+from floorplan.files import whole
 from floorplan.graph_codec import Reader, decode_graph, encode_graph, safe_path
 from floorplan.graph_targets import short
 from floorplan.ledger import run_graph
@@ -61,17 +61,13 @@ def save_artifact(
         decode(document)
     except LoadError as e:
         raise FloorplanError(f"{path}: not written, it would not load again: {e}") from e
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with temporary.open("xb") as file:
+        with whole(path) as draft, draft.open("xb") as file:
             torch.save(document, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
     except (OSError, RuntimeError) as e:
         raise FloorplanError(f"{path}: cannot be written: {one_line(e)}") from e
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load_artifact(
@@ -193,8 +189,14 @@ def _check_path(gm: fx.GraphModule, node: fx.Node) -> None:
         module = module_at(gm, path)
         if module is None or is_container(module):
             raise LoadError(f"{where}: the file has no module {short(path)} to call; refused")
-    if node.op == "get_attr" and tensor_at(gm, path) is None:
+    if node.op == "get_attr" and tensor_at(gm, path) is None and _handed_over(gm, path) is None:
         raise LoadError(f"{where}: the file has no tensor {short(path)}; refused")
+
+
+def _handed_over(gm: fx.GraphModule, path: str) -> nn.Module | None:
+    """A layer that a graph gives to another one as an argument, as rematerialisation does."""
+    module = module_at(gm, path)
+    return None if module is None or is_container(module) else module
 
 
 def _add_modules(gm: fx.GraphModule, records: Any, reader: Reader) -> None:

@@ -2,6 +2,7 @@
 
     pack_gate     z -> one bit an element: lo < z < hi, in z's memory order
     apply_gate    g, bits -> g*inside where the bit is 1, g*outside where it is 0
+    apply_gate_   the same in g's own buffer
     pack_fields   uint8 -> 1, 2, 4 or 8 bits an element
     unpack_fields the inverse
 
@@ -50,6 +51,16 @@ def _format(z: Tensor, layout: int) -> torch.memory_format:
     if layout == 0:
         return torch.contiguous_format
     return torch.channels_last if z.dim() == 4 else torch.channels_last_3d
+
+
+def as_layout(z: Tensor, layout: int) -> Tensor:
+    """z dense in `layout`; itself if it is."""
+    return z.contiguous(memory_format=_format(z, layout))
+
+
+def dense_in(z: Tensor, layout: int) -> bool:
+    """Whether the memory order of z is that of `layout`, without gaps."""
+    return z.is_contiguous(memory_format=_format(z, layout))
 
 
 def _flat(z: Tensor, layout: int) -> Tensor:
@@ -127,6 +138,19 @@ def apply_gate(g: Tensor, packed: Tensor, layout: int, inside: float, outside: f
 @apply_gate.register_fake
 def _(g: Tensor, packed: Tensor, layout: int, inside: float, outside: float) -> Tensor:
     return torch.empty_like(g, memory_format=_format(g, layout))
+
+
+@torch.library.custom_op("floorplan::apply_gate_", mutates_args=("g",))
+def apply_gate_(g: Tensor, packed: Tensor, layout: int, inside: float, outside: float) -> None:
+    """`apply_gate` in the buffer of g, which is dense in `layout`."""
+    run = _apply_numpy if g.device.type == "cpu" else _apply_torch
+    flat = _flat(g.detach(), layout)
+    run(flat, packed, inside, outside, flat)
+
+
+@apply_gate_.register_fake
+def _(g: Tensor, packed: Tensor, layout: int, inside: float, outside: float) -> None:
+    return None
 
 
 def _apply_numpy(g: Tensor, packed: Tensor, inside: float, outside: float, out: Tensor) -> None:

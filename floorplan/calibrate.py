@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
+from floorplan.storage import arguments
 
 MOMENTUM = 0.1
 HOW = ("ema", "reset")
@@ -42,7 +43,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], how: str = "ema") -> nn.
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             for batch in batches:
-                twin(*(batch if isinstance(batch, tuple | list) else (batch,)))
+                twin(*arguments(batch))
     finally:
         for h in hooks:
             h.remove()

@@ -1,19 +1,42 @@
-"""The command line: floorplan check, rewrite, why, gate."""
+"""The command line: floorplan check, rewrite, plan, compare, merge, why, gate."""
 
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import torch
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from floorplan import api, explain, gate, pictures, sarif
+from floorplan.cli_options import (
+    Allow,
+    Batch,
+    Config,
+    FromPlan,
+    Head,
+    Input,
+    Json,
+    Measure,
+    Method,
+    Model,
+    Node,
+    Out,
+    Rank,
+    RankSet,
+    Sarif,
+    Seed,
+    Sites,
+    Trust,
+    Weights,
+    busy,
+    dtype_of,
+    names,
+    numbers,
+    put,
+    shapes_of,
+)  # fmt: skip
+from floorplan.cli_plan import plan
 from floorplan.compare import compare as compare_methods
 from floorplan.errors import FloorplanError
 from floorplan.files import ensure_writable, write_text
@@ -26,98 +49,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="What will autograd keep, is it the activation-memory floor, and the rewrite that gets there.",
 )
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        help="A .pt file of torch.save(model), pkg.mod:factory, file.py:factory, or an adapted.pt."
-    ),
-]
-Method = Annotated[
-    str, typer.Option(help="How to adapt: " + ", ".join(METHODS) + ".", show_default=True)
-]
-Rank = Annotated[
-    int | None,
-    typer.Option(help="Judge the model as `rewrite` would adapt it at this rank.", min=1),
-]
-RankSet = Annotated[int, typer.Option(help="Rank of the adapters.", min=1)]
-Sites = Annotated[
-    str, typer.Option(help="auto, all, pointwise, or globs over conv names (comma-separated).")
-]
-Seed = Annotated[int, typer.Option(help="Seed of the frozen projections.")]
-Head = Annotated[bool, typer.Option("--train-head", help="Keep the last Linear layer trainable.")]
-Batch = Annotated[int | None, typer.Option(help="Batch size of the byte figures.", min=1)]
-Input = Annotated[
-    list[str] | None,
-    typer.Option("--input", help="Shape of one sample, C,H,W; once for each input."),
-]
-Weights = Annotated[str | None, typer.Option(help="A state_dict to load into the factory's model.")]
-Allow = Annotated[
-    list[str] | None,
-    typer.Option(help="Admit nn.Module classes of this installed package from a file."),
-]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Unpickle the file as it is: THIS RUNS ANY CODE IN IT.")
-]
-Measure = Annotated[bool, typer.Option("--measure", help="Run the model too: predicted, measured, difference.")]
-Out = Annotated[str, typer.Option("-o", "--output", help="The adapted model (data, not code).")]
-Node = Annotated[str, typer.Argument(help="A node or module name, such as layer3.2.conv2.")]
-Config = Annotated[Path, typer.Argument(help="A pyproject.toml with [[tool.floorplan.gate]] entries.")]
-Sarif = Annotated[
-    str | None,
-    typer.Option("--sarif", help="Write the guilty tensors as SARIF 2.1.0 ('-': to stdout)."),
-]
-Json = Annotated[
-    str | None,
-    typer.Option(
-        "--json", help="Write the whole report as JSON ('-': to stdout, instead of the table)."
-    ),
-]
-
-
-def shapes_of(inputs: list[str] | None) -> list[tuple[int, ...]] | None:
-    """--input options as shapes without batch."""
-    if not inputs:
-        return None
-    try:
-        shapes = [tuple(int(n) for n in text.replace("x", ",").split(",")) for text in inputs]
-    except ValueError as e:
-        raise FloorplanError(f"--input {inputs[0]}: not a shape; write it as 3,224,224") from e
-    if any(n < 1 for s in shapes for n in s):
-        raise FloorplanError(f"--input {inputs[0]}: sizes must be positive")
-    return shapes
-
-
-@contextmanager
-def busy(what: str) -> Iterator[None]:
-    """A spinner on stderr while something runs; silent when stderr is not a terminal.
-
-    What the model's own forward prints goes to stderr: stdout is the report's.
-    """
-    console = Console(stderr=True)
-    with redirect_stdout(sys.stderr):
-        if not console.is_terminal:
-            yield
-            return
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
-            progress.add_task(what)
-            yield
-
-
-def dtype_of(name: str | None) -> torch.dtype | None:
-    """--autocast bf16 or fp16."""
-    known = {
-        None: None,
-        "bf16": torch.bfloat16,
-        "bfloat16": torch.bfloat16,
-        "fp16": torch.float16,
-        "float16": torch.float16,
-    }
-    if name not in known:
-        raise FloorplanError(f"--autocast {name}: not known; use bf16 or fp16")
-    return known[name]
-
 
 @app.command()
 def check(
@@ -143,27 +74,19 @@ def check(
             weights=weights, allow=allow or (), trust=trust,
         )  # fmt: skip
     if sarif_file:
-        _put(sarif_file, json.dumps(sarif.document(report), indent=1))
+        put(sarif_file, json.dumps(sarif.document(report), indent=1))
     if json_file:
-        _put(json_file, json.dumps(report.as_json(), indent=1))
+        put(json_file, json.dumps(report.as_json(), indent=1))
     if "-" not in (json_file, sarif_file):
         print(report)
     raise typer.Exit(report.exit_code)
-
-
-def _put(path: str, document: str) -> None:
-    """A document to a file, or to stdout in place of the table if the path is '-'."""
-    if path == "-":
-        print(document)
-    else:
-        write_text(path, document)
 
 
 @app.command()
 def rewrite(
     model: Model, output: Out,
     rank: RankSet = 2, method: Method = "memflora", sites: Sites = "auto", seed: Seed = 0, train_head: Head = False,
-    batch: Batch = None, input: Input = None,
+    batch: Batch = None, input: Input = None, plan: FromPlan = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing outputs.")] = False,
     weights: Weights = None, allow: Allow = None, trust: Trust = False,
 ) -> None:  # fmt: skip
@@ -175,7 +98,7 @@ def rewrite(
     with busy(f"rewriting {model}"):
         result = api.rewrite(
             model, rank=rank, method=method, sites=sites, seed=seed, train_head=train_head, batch=batch,
-            shapes=shapes_of(input), weights=weights, allow=allow or (), trust=trust,
+            shapes=shapes_of(input), weights=weights, allow=allow or (), trust=trust, plan=plan,
         )  # fmt: skip
         api.save_verified(result, target, force=force)
     write_text(reports[0], json.dumps(result.report.as_json(), indent=1))
@@ -221,31 +144,20 @@ def compare(
         pictures.ensure_drawable(plot)
     with busy(f"comparing methods on {model}"):
         found = compare_methods(
-            model, methods=_names(methods), ranks=_numbers("--rank", rank),
-            batches=_numbers("--batch", batch), loss=loss, sites=sites, seed=seed, train_head=train_head,
+            model, methods=names(methods), ranks=numbers("--rank", rank),
+            batches=numbers("--batch", batch), loss=loss, sites=sites, seed=seed, train_head=train_head,
             measured=measure, shapes=shapes_of(input), weights=weights, allow=allow or (), trust=trust,
         )  # fmt: skip
         if plot:
             pictures.draw(found, plot)
     if json_file:
-        _put(json_file, json.dumps(found.as_json(), indent=1))
+        put(json_file, json.dumps(found.as_json(), indent=1))
     if csv_file:
-        _put(csv_file, found.csv())
+        put(csv_file, found.csv())
     if markdown:
-        _put(markdown, found.markdown())
+        put(markdown, found.markdown())
     if "-" not in (json_file, csv_file, markdown):
         print(found)
-
-
-def _names(text: str) -> list[str]:
-    return [n.strip() for n in text.split(",") if n.strip()]
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    try:
-        return [int(n) for n in _names(text)]
-    except ValueError as e:
-        raise FloorplanError(f"{option} {text}: write whole numbers, comma-separated") from e
 
 
 @app.command()
@@ -259,6 +171,9 @@ def why(
         report = api.check(model, rank=rank, sites=sites, batch=batch, shapes=shapes_of(input),
                            weights=weights, allow=allow or (), trust=trust)  # fmt: skip
     print(explain.why(report, node))
+
+
+app.command()(plan)
 
 
 @app.command("gate")

@@ -15,6 +15,7 @@ from torch import fx
 
 from floorplan import pillars
 from floorplan.ledger import Run
+from floorplan.lossy import LossyActivation
 from floorplan.names import Namer
 from floorplan.recorder import Saved
 from floorplan.symbols import Fakes
@@ -118,6 +119,8 @@ def _judge(
     varying = [x for x in free if namer.is_batch(x) or namer.is_position(x)]
     widths = sorted(x.name for x in free if namer.is_width(x))
     where = "hidden from save_for_backward, found by the census; " if s.hidden else ""
+    if packed and s.op == LossyActivation.__name__:
+        return "floor", f"LOSSY: {pillars.packed_bits(s, gm):g} bits an element of an approximate derivative"
     if packed:
         return "floor", "packed to at most 8 bits an element"
     if is_workspace(s):

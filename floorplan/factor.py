@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from floorplan.adapter import Adapter
-from floorplan.geometry import Geometry, conv, conv_input_grad, pad, padded_size, unpad
+from floorplan.adapter import ConvAdapter
+from floorplan.geometry import conv, conv_input_grad, pad, padded_size, unpad
 
 
 def mixed(w: Tensor, u: Tensor, d: Tensor, scale: float) -> Tensor:
@@ -27,14 +27,12 @@ def mixed(w: Tensor, u: Tensor, d: Tensor, scale: float) -> Tensor:
     return out.view(w.shape)
 
 
-class FactorConv(Adapter):
+class FactorConv(ConvAdapter):
     """conv(pad(x), weight + scale*(U D)) + bias that keeps t = conv(x, D) in place of x.
 
     weight (O, I/g, *k), D (g, r, I/g, *k), U (O, r). x: (B, I, *spatial).
     """
 
-    weight: Tensor
-    bias: Tensor | None
     D: Tensor
     U: nn.Parameter
 
@@ -42,32 +40,14 @@ class FactorConv(Adapter):
         self, geometry: dict[str, Any], weight: list[int], rank: int, scale: float = 1.0,
         bias: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__()
-        self.geo, self.rank, self.scale = Geometry.of(geometry), rank, scale
+        super().__init__(geometry, weight, rank, scale, bias)
         self.plain = False  # plain autograd on the same formula: the reference of every check
-        g = self.geo.groups
-        self.register_buffer("weight", torch.zeros(weight))
-        self.register_buffer("bias", torch.zeros(weight[0]) if bias else None)
-        self.register_buffer("D", torch.zeros(g, rank, *weight[1:]))
+        self.register_buffer("D", torch.zeros(self.geo.groups, rank, *weight[1:]))
         self.U = nn.Parameter(torch.zeros(weight[0], rank))
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {
-            "geometry": self.geo.config(),
-            "weight": list(self.weight.shape),
-            "rank": self.rank,
-            "scale": self.scale,
-            "bias": self.bias is not None,
-        }
 
     def axes(self) -> dict[str, tuple[int, set[int]]]:
         """Tensor -> its rank axis and its width axes."""
         return {"D": (1, {2}), "U": (1, {0})}
-
-    def extra_repr(self) -> str:
-        """What a reader of the graph wants to know."""
-        return f"{list(self.weight.shape)}, rank={self.rank}, scale={self.scale}"
 
     def merged(self) -> Tensor:
         """The plain weight that computes the same."""

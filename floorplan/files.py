@@ -3,6 +3,8 @@
 import os
 import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from floorplan.errors import FloorplanError
@@ -33,6 +35,17 @@ def ensure_writable(path: str | Path, force: bool) -> Path:
         ) from e
 
 
+@contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """A draft in the target's folder to write to: it takes the target's name at the end, or is gone."""
+    draft = target.with_name(f".{uuid.uuid4().hex}{target.suffix}")
+    try:
+        yield draft
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def write_text(path: str | Path, text: str, *, force: bool = True) -> None:
     """Write to a temporary file in the same folder, then rename; a device or pipe is written as it is."""
     target = ensure_writable(path, force).resolve()
@@ -40,11 +53,7 @@ def write_text(path: str | Path, text: str, *, force: bool = True) -> None:
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")
             return
-        draft = target.with_name(f".{uuid.uuid4().hex}")
-        try:
+        with whole(target) as draft:
             draft.write_text(text, encoding="utf-8")
-            os.replace(draft, target)
-        finally:
-            draft.unlink(missing_ok=True)
     except OSError as e:
         raise FloorplanError(f"{path}: {e.strerror}; choose another place") from e

@@ -136,6 +136,18 @@ def padded_size(shape: Sequence[int], geo: Geometry) -> list[int]:
     return [n + lo + hi for n, (lo, hi) in zip(sizes, geo.padding, strict=True)]
 
 
+def out_size(shape: Sequence[int], geo: Geometry) -> list[int]:
+    """Spatial sizes of the convolution of an x of this shape."""
+    sizes = []
+    for i, n in enumerate(shape[2:]):
+        (lo, hi), k, s, d = geo.padding[i], geo.kernel[i], geo.stride[i], geo.dilation[i]
+        if geo.transposed:
+            sizes.append((n - 1) * s - lo - hi + d * (k - 1) + 1 + geo.output_padding[i])
+        else:
+            sizes.append((n + lo + hi - d * (k - 1) - 1) // s + 1)
+    return sizes
+
+
 def unpad(g: Tensor, geo: Geometry) -> Tensor:
     """Adjoint of `pad`: the gradient of the padded map, folded back onto the map."""
     if geo.native:

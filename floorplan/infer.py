@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from floorplan.errors import FloorplanError
 from floorplan.fused import FusedConv
 from floorplan.kernels import quiet_fakes
-from floorplan.ledger import READS
+from floorplan.ledger import wants_values
 from floorplan.symbols import concrete_fakes
 
 POSITIONS: dict[int, tuple[tuple[int, ...], ...]] = {
@@ -80,7 +80,7 @@ def _accepts(model: nn.Module, shapes: Sequence[Sequence[int]]) -> bool:
         with quiet_fakes(), fakes.mode, torch.no_grad():
             fakes.gm(*fakes.inputs)
     except Exception as e:  # whatever a model raises, it does not accept this size
-        return any(word in f"{type(e).__name__} {e}" for word in READS)
+        return wants_values(e)
     return True
 
 

@@ -6,9 +6,9 @@ after the forward catches what was hidden from the hooks.
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from floorplan.errors import ReadsValues, TraceError
 from floorplan.kernels import quiet_fakes, symbolic_kernels
+from floorplan.marks import keepers_of, marked
 from floorplan.recorder import Recorder, Saved
 from floorplan.recurrent import fused_lstm
 from floorplan.storage import StorageTracker, Timeline, model_state, storage_key, tensors_in
@@ -30,8 +31,8 @@ class After(Protocol):
     def kept(self, model: nn.Module) -> list[Tensor]:
         """Tensors that the backward left for it."""
 
-    def __call__(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Run it; gradients go to `.grad`."""
+    def __call__(self, model: nn.Module, inputs: tuple[Any, ...], tracker: StorageTracker) -> None:
+        """Run it, telling the tracker what runs; gradients go to `.grad`."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Run:
     grad_lives: frozenset[int]  # storages that end as .grad
     refcount_peak: int = 0  # most that tensors saved and not yet used and leaf gradients add up to
     spoiled: tuple[str, str] | None = None  # (node that saved a tensor, node that then overwrote it)
+    output_lives: frozenset[int] = frozenset()  # storages of what the model returned
+    keepers: Mapping[int, str] = field(default_factory=dict)  # storage alive for the backward -> who saved it
 
 
 class _Walker(fx.Interpreter):
@@ -58,14 +61,14 @@ class _Walker(fx.Interpreter):
                 self.user_to_last_uses.setdefault(n, []).append(n)
 
     def run_node(self, n: fx.Node) -> Any:
-        self.recorder.tracker.node = n.name
+        self.recorder.tracker.enter(n.name)
         try:
             result = super().run_node(n)
             if self.watch:
                 self.recorder.look(n.name)
             return result
         except Exception as e:
-            if any(word in f"{type(e).__name__} {e}" for word in READS):
+            if wants_values(e):
                 raise ReadsValues(f"{n.name}: reads tensor values, which a run without data cannot know") from e
             reason = " ".join(str(e).split())[:300]
             raise TraceError(
@@ -73,19 +76,24 @@ class _Walker(fx.Interpreter):
             ) from e
 
 
-READS = ("DataDependent", "DynamicOutputShape", "_local_scalar_dense", ".numpy() is not supported")
+_READS = ("DataDependent", "DynamicOutputShape", "_local_scalar_dense", ".numpy() is not supported")
+
+
+def wants_values(e: Exception) -> bool:
+    """Whether a run on fake tensors failed because it asked for the content of one."""
+    return any(word in f"{type(e).__name__} {e}" for word in _READS)
 
 
 def run_graph(
     fakes: Fakes, *, hooks: bool, backward: bool = False, autocast: torch.dtype | None = None,
-    watch: bool = False, loss: Loss | None = None, after: After | None = None,
+    watch: bool = False, loss: Loss | None = None, after: After | None = None, named: bool = False,
 ) -> Run:  # fmt: skip
     """Run a fake model once and record what it keeps; `watch` looks for overwritten saved tensors."""
     symbolic = symbolic_kernels() if fakes.env is not None else nullcontext()
     with quiet_fakes(), fused_lstm(), fakes.mode, symbolic:
         return record(
             fakes.gm, fakes.inputs, hooks=hooks, backward=backward, autocast=autocast, watch=watch,
-            loss=loss, after=after,
+            loss=loss, after=after, named=named,
         )  # fmt: skip
 
 
@@ -100,12 +108,14 @@ def record(
     watch: bool = False,
     loss: Loss | None = None,
     after: After | None = None,
+    named: bool = False,
 ) -> Run:
     """Run `model` once, real or fake; with `by_node` a GraphModule is walked node by node.
 
     `hooks` fills `saved`; without them only the census counts, and in-place errors surface as they do
     in training. The loss is the sum of all differentiable outputs, or loss(output, inputs[-1]), the last
-    input then being the target; `after(model, inputs)` ends the step. Every `.grad` is None before and after.
+    input then being the target; `after` ends the step. Every `.grad` is None before and after.
+    `named` fills `keepers`, and lets the generated code of a GraphModule tell its nodes where none is walked.
     """
     state = model_state(model)
     tracker = StorageTracker([*state, *tensors_in(inputs)])
@@ -114,32 +124,36 @@ def record(
     call: Callable[..., Any] = _Walker(cast(fx.GraphModule, model), recorder, watch).run if walk else model
     if walk:
         recorder.describe(cast(fx.GraphModule, model))
+    elif named and isinstance(model, fx.GraphModule):
+        call = marked(model, tracker.enter)
     _drop_grads(model)
     arguments, target = (inputs, None) if loss is None else (inputs[:-1], inputs[-1])
     with _young_garbage(), tracker, recorder.gradients(model):
         with recorder.hooks() if hooks else nullcontext(), _autocast(autocast, state):
+            tracker.enter("")
             out = call(*arguments)
             del call  # an interpreter holds what it has computed
-            tracker.node = "loss"
+            tracker.enter("loss", "loss")
             held = {tracker.alive.get(storage_key(t)) for t in tensors_in(out)} - {None}
             total = None if loss is None else loss(out, target)
         total = _total(out) if loss is None else total
         del out
         saved_lives = recorder.census(total, hooks)
+        tracker.enter("loss", "backward")
+        keepers = keepers_of(total, tracker) if named else {}
         if backward and total is not None and total.requires_grad:
-            tracker.node = "backward"
             _differentiate(total)
         del total
         if after is not None:
             saved_lives |= {tracker.alive[storage_key(t)] for t in after.kept(model)}
-            after(model, arguments)
+            after(model, arguments, tracker)
     grads = _grad_lives(model, tracker)
     _drop_grads(model)
     for i in held:  # a training step holds its outputs to the end
         tracker.timeline.lives[cast(int, i)].died = None
     return Run(
         tuple(recorder.saved), tracker.timeline, frozenset(saved_lives), grads, recorder.most,
-        recorder.spoiled,
+        recorder.spoiled, frozenset(cast(set[int], held)), keepers,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from floorplan.adapter import Adapter
+from floorplan.adapter import Adapter, as_conv_starts
 from floorplan.compact import Gate
 from floorplan.geometry import Geometry, conv, conv_input_grad, pad, padded_size, unpad
 from floorplan.paper_site import PaperSite, per_channel
@@ -64,9 +64,7 @@ class LiteResidual(Adapter):
         """The convs as nn.Conv2d is initialised; the output norm at zero, so that nothing is added."""
         with torch.no_grad():
             for w in (self.wide, self.point):
-                bound = 1 / math.sqrt(math.prod(w.shape[1:]))  # kaiming_uniform with a = sqrt(5)
-                draw = torch.rand(w.shape, generator=generator, dtype=torch.float64)
-                w.copy_((2 * draw - 1) * bound)
+                w.copy_(as_conv_starts(w.shape, generator))
             self.U.zero_()
             self.B.zero_()
 

@@ -12,7 +12,7 @@ from floorplan.cost_models import memory
 from floorplan.errors import ReadsValues
 from floorplan.ledger import Run, record, run_graph
 from floorplan.recorder import Saved
-from floorplan.storage import tensors_in
+from floorplan.storage import arguments, tensors_in
 from floorplan.symbols import concrete_fakes
 from floorplan.trace_state import same_containers
 
@@ -71,7 +71,7 @@ def measure(
 
     inputs: the forward's arguments, or its only one. The model's buffers, gradients and the random state are put back.
     """
-    args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    args = arguments(inputs)
     with _undisturbed(model):
         hooked = record(model, args, hooks=True, autocast=autocast, by_node=False)
         plain = record(model, args, hooks=False, backward=True, autocast=autocast, by_node=False)

@@ -15,7 +15,7 @@ from floorplan.adapter import adapters
 from floorplan.api import subject_of
 from floorplan.artifact import load_artifact, save_artifact
 from floorplan.errors import FloorplanError
-from floorplan.files import ensure_writable
+from floorplan.files import ensure_writable, whole
 from floorplan.infer import smaller_inputs
 from floorplan.load import load_model
 from floorplan.merge import difference, merge_verified, refuse_unmergeable
@@ -39,16 +39,12 @@ def merge_file(
     refuse_unmergeable(subject.model)
     gm = cast(fx.GraphModule, subject.model)
     inputs = smaller_inputs(gm, subject.inputs)
-    draft = target.with_name(f".{target.name}.unverified")
-    try:
+    with whole(target) as draft:
         if into is None:
             far = _write_graph(gm, inputs, draft)
         else:
             source = load_model(into, weights=weights, allow=allow, trust=trust).module
             far = _write_state(gm, source, inputs, draft)
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
     what = f" into a state_dict of {into}" if into else ""
     return f"wrote {target}: {len(adapters(gm))} convs merged{what}, largest relative difference {far}"
 

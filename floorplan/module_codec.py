@@ -53,7 +53,9 @@ _HOOKS = (
 )
 
 
-_HOMES = ("branch", "canonical", "factor", "fused", "lite", "paper_site", "reparam", "trace")
+_HOMES = (
+    "branch", "canonical", "factor", "fused", "lite", "lossy", "paper_site", "remat_region", "reparam", "trace",
+)  # fmt: skip
 
 
 @cache

@@ -5,7 +5,7 @@ from typing import Any
 
 from floorplan.compare import Comparison, Row
 from floorplan.errors import FloorplanError
-from floorplan.files import ensure_writable
+from floorplan.files import ensure_writable, whole
 
 MB = 1e6
 PARTS = ("model", "optimizer", "saved", "gradients and the rest")
@@ -29,15 +29,13 @@ def draw(found: Comparison, path: str | Path, force: bool = True) -> None:
     _bars(bars, [r for r in rows if r.batch == max(x.batch for x in rows)])
     _curves(curves, rows)
     figure.suptitle(found.name)
-    draft = target.with_name(f".{target.stem}.draft{target.suffix}")
     try:
-        figure.savefig(draft, dpi=150)
-        draft.replace(target)
+        with whole(target) as draft:
+            figure.savefig(draft, dpi=150)
     except (ValueError, OSError) as e:
         raise FloorplanError(f"--plot {target}: {e}") from e
     finally:
         pyplot.close(figure)
-        draft.unlink(missing_ok=True)
 
 
 def ensure_drawable(path: str | Path, force: bool = True) -> tuple[Path, Any]:

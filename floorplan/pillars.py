@@ -8,6 +8,7 @@ from floorplan.adapter import Adapter
 from floorplan.compact_pools import PackedMaxPool, fewest_bits
 from floorplan.fused import ChannelAffine
 from floorplan.geometry import Geometry
+from floorplan.lossy import LossyActivation
 from floorplan.recorder import Saved
 
 PILLARS = ("activation", "normalization", "convolution", "pooling", "adapter", "gate", "other")
@@ -60,9 +61,11 @@ def site_groups(s: Saved, gm: fx.GraphModule) -> int | None:
 
 
 def packed_bits(s: Saved, gm: fx.GraphModule) -> float:
-    """Bits an element: one of a gate or a dropout decision, as many as the offsets of a max-pool need."""
-    pool = gm.get_submodule(s.module) if s.module else None
-    return float(fewest_bits(math.prod(pool.kernel))) if isinstance(pool, PackedMaxPool) else 1.0
+    """Bits an element: one of a gate or a dropout decision, more of a max-pool's offset or a lossy derivative."""
+    layer = gm.get_submodule(s.module) if s.module else None
+    if isinstance(layer, LossyActivation):
+        return float(layer.stored_bits)
+    return float(fewest_bits(math.prod(layer.kernel))) if isinstance(layer, PackedMaxPool) else 1.0
 
 
 _FIX = {

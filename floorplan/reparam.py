@@ -9,29 +9,22 @@ LoRA on a conv as peft has it:  y = conv(x, W) + s * conv1x1(conv(x, A), B)
 All keep x; the first two keep the merged weight as well.
 """
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from floorplan.adapter import Adapter
-from floorplan.geometry import Geometry, conv, pad
+from floorplan.adapter import ConvAdapter, as_conv_starts
+from floorplan.geometry import conv, pad
 
 
-class _Frozen(Adapter):
-    """A frozen conv with two trained factors; `form` names which."""
-
-    bias: Tensor | None
-    weight: Tensor
+class _Frozen(ConvAdapter):
+    """A frozen conv with two trained factors."""
 
     def __init__(
         self, geometry: dict[str, Any], weight: list[int], rank: int, scale: float, bias: bool
     ) -> None:
-        super().__init__()
-        self.geo, self.rank, self.scale = Geometry.of(geometry), rank, scale
-        self.register_buffer("weight", torch.zeros(weight))
-        self.register_buffer("bias", torch.zeros(weight[0]) if bias else None)
+        super().__init__(geometry, weight, rank, scale, bias)
         a, b = self.shapes(weight, rank, self.geo.groups)
         self.A, self.B = nn.Parameter(torch.zeros(a)), nn.Parameter(torch.zeros(b))
 
@@ -40,30 +33,14 @@ class _Frozen(Adapter):
         """Shapes of A and B for a weight (O, I/g, *k)."""
         raise NotImplementedError
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {
-            "geometry": self.geo.config(),
-            "weight": list(self.weight.shape),
-            "rank": self.rank,
-            "scale": self.scale,
-            "bias": self.bias is not None,
-        }
-
     def axes(self) -> dict[str, tuple[int, set[int]]]:
         """Tensor -> its rank axis and its width axes."""
         return {}
 
-    def extra_repr(self) -> str:
-        """What a reader of the graph wants to know."""
-        return f"{list(self.weight.shape)}, rank={self.rank}, scale={self.scale}"
-
     def start(self, generator: torch.Generator) -> None:
         """A as nn.Conv2d is initialised, B = 0: the model starts as its source."""
-        bound = 1 / math.sqrt(math.prod(self.A.shape[1:]))  # kaiming_uniform with a = sqrt(5)
-        draw = torch.rand(self.A.shape, generator=generator, dtype=torch.float64)
         with torch.no_grad():
-            self.A.copy_((2 * draw - 1) * bound)
+            self.A.copy_(as_conv_starts(self.A.shape, generator))
             self.B.zero_()
 
     def delta(self) -> Tensor:

@@ -44,6 +44,8 @@ def _read_by_graph(gm: fx.GraphModule) -> set[int]:
     found: set[int] = set()
     for node in gm.graph.nodes:
         if node.op == "get_attr":
+            if module_at(gm, str(node.target)) is not None:
+                continue  # a layer that is handed to another one; its tensors are the model's own
             value = reduce(getattr, str(node.target).split("."), gm)
             if not isinstance(value, Tensor):
                 raise FloorplanError(

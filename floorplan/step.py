@@ -19,10 +19,11 @@ from floorplan.fused import FusedConv
 from floorplan.kernels import quiet_fakes
 from floorplan.ledger import Loss, Run, record, run_graph
 from floorplan.lowrank import project
-from floorplan.measure import _bytes, _kept, _undisturbed
+from floorplan.marks import marked
+from floorplan.measure import _bytes, _undisturbed, figures
 from floorplan.paper_site import PaperSite
 from floorplan.replay import Replay, capturing
-from floorplan.storage import tensors_in
+from floorplan.storage import StorageTracker, tensors_in
 from floorplan.symbols import concrete_fakes
 
 
@@ -78,14 +79,17 @@ def target_for(gm: nn.Module, inputs: Sequence[Any], loss: str) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64, device=device)
 
 
-class _Replaying:
+class Replaying:
     """The end of a MemFLoRA-SG step, for the ledger."""
 
     def kept(self, model: nn.Module) -> list[Tensor]:
         """dL/dq of every site."""
         return [m.gq for m in model.modules() if isinstance(m, FusedConv) and m.gq is not None]
 
-    def __call__(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def __call__(self, model: nn.Module, inputs: tuple[Any, ...], tracker: StorageTracker) -> None:
+        tracker.enter("", "replay")
+        if isinstance(model, fx.GraphModule):
+            model = marked(model, lambda node: tracker.enter(node, "replay"))
         Replay(model)(*inputs)
 
 
@@ -93,7 +97,7 @@ def predict_step(
     gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: Loss, replays: bool = False
 ) -> StepFigures:
     """The figures from fake runs of these sizes; values are not read."""
-    given, after = (*inputs, target), _Replaying() if replays else None
+    given, after = (*inputs, target), Replaying() if replays else None
     with capturing(gm, replays):
         counted = run_graph(concrete_fakes(gm, given), hooks=True, backward=True, loss=loss)
         fakes = concrete_fakes(gm, given)
@@ -105,7 +109,7 @@ def measure_step(
     gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: Loss, replays: bool = False
 ) -> StepFigures:
     """The figures of two real steps, one under hooks; buffers, gradients and random state are put back."""
-    given, after = (*inputs, target), _Replaying() if replays else None
+    given, after = (*inputs, target), Replaying() if replays else None
     options: dict[str, Any] = {"backward": True, "loss": loss, "by_node": False}
     with _undisturbed(gm), capturing(gm, replays):
         counted = record(gm, given, hooks=True, **options)
@@ -136,24 +140,23 @@ def replay_sites(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[memory.Repla
 def _figures(
     gm: fx.GraphModule, counted: Run, plain: Run, given: Sequence[Any], replays: bool
 ) -> StepFigures:
-    trained = [p for p in gm.parameters() if p.requires_grad]
-    state = _bytes([*gm.parameters(), *gm.buffers()])
-    moments = memory.optimizer_state(_bytes(trained))
-    live = plain.timeline.peak(plain.saved_lives | plain.grad_lives)
-    most = counted.refcount_peak
+    found = figures(gm, counted, plain, list(tensors_in(tuple(given))))
+    trained = _bytes([p for p in gm.parameters() if p.requires_grad])
+    state, moments = _bytes([*gm.parameters(), *gm.buffers()]), memory.optimizer_state(trained)
+    peak, of_projections = found.training_state_peak, 0
+    refcount = memory.training_state_peak(state, trained, counted.refcount_peak)
     if replays:
         sites = replay_sites(gm, given[:-1])
-        moments += memory.optimizer_state(sum(s.projection for s in sites))
-        held = _bytes(trained) + memory.replay_peak(sites)
-        live, most = max(live, held), max(most, held)
-    requested = plain.timeline.peak()
+        held = memory.training_state_peak(state, trained, trained + memory.replay_peak(sites))
+        of_projections = memory.optimizer_state(sum(s.projection for s in sites))
+        peak, refcount = max(peak, held) + of_projections, max(refcount, held) + of_projections
     return StepFigures(
-        saved=memory.saved(_kept(counted.saved, ("kept",))),
-        saved_refcount=memory.saved_refcount(_kept(counted.saved, ("kept", "input"))),
-        training_state_peak=state + moments + live,
-        training_state_peak_refcount=state + moments + most,
-        requested_peak=requested,
-        total=requested + state + moments + _bytes(list(tensors_in(tuple(given)))),
-        optimizer=moments,
-        trainable_parameters=sum(p.numel() for p in trained),
+        saved=found.saved,
+        saved_refcount=found.saved_refcount,
+        training_state_peak=peak,
+        training_state_peak_refcount=refcount,
+        requested_peak=found.requested_peak,
+        total=found.total + of_projections,
+        optimizer=moments + of_projections,
+        trainable_parameters=found.trainable_parameters,
     )

@@ -51,6 +51,15 @@ def _containers(value: Any, seen: dict[int, tuple[Any, Any]]) -> None:
             _containers(part, seen)
 
 
+def _held(m: nn.Module) -> dict[int, tuple[Any, Any]]:
+    """The containers that hang on a module's own attributes."""
+    seen: dict[int, tuple[Any, Any]] = {}
+    for k, v in m.__dict__.items():
+        if k not in _DICTS and not k.endswith("_hooks"):
+            _containers(v, seen)
+    return seen
+
+
 def _put_back(seen: dict[int, tuple[Any, Any]]) -> bool:
     """Give every noted container its contents back; whether one had changed."""
     changed = False
@@ -73,15 +82,12 @@ def _put_back(seen: dict[int, tuple[Any, Any]]) -> bool:
 @contextmanager
 def same_containers(model: nn.Module) -> Iterator[None]:
     """Lists, dicts and sets on the model's modules hold afterwards what they held."""
-    seen: dict[int, tuple[Any, Any]] = {}
-    for m in model.modules():
-        for k, v in m.__dict__.items():
-            if k not in _DICTS and not k.endswith("_hooks"):
-                _containers(v, seen)
+    held = [_held(m) for m in model.modules()]
     try:
         yield
     finally:
-        _put_back(seen)
+        for seen in held:
+            _put_back(seen)
 
 
 def _own_code(model: nn.Module) -> list[ModuleType]:
@@ -130,11 +136,7 @@ def untouched(model: nn.Module) -> Iterator[list[str]]:
     }
     paths = {m: n for n, m in model.named_modules()}
     changed: list[str] = []
-    held: dict[nn.Module, dict[int, tuple[Any, Any]]] = {}
-    for m in before:
-        for k, v in m.__dict__.items():
-            if k not in _DICTS and not k.endswith("_hooks"):
-                _containers(v, held.setdefault(m, {}))
+    held = {m: _held(m) for m in before}
     vectors = [(b, b.detach().clone()) for b in _reparametrizing(model)]
     try:
         with no_memory(model):

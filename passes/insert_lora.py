@@ -3,7 +3,6 @@
 conv(x, W)  ->  LoraC, LoraCOfficial, SideConv, FactorConv (x)      see floorplan.reparam, floorplan.factor
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
+from floorplan.adapter import as_conv_starts
 from floorplan.choose import choose, shape_of
 from floorplan.driver import Pass, Site
 from floorplan.errors import FloorplanError
@@ -40,9 +40,8 @@ def _edge(geo: Geometry, w: Tensor, bias: bool, rank: int, g: torch.Generator) -
 
 def _fa(geo: Geometry, w: Tensor, bias: bool, rank: int, g: torch.Generator) -> nn.Module:
     layer = FactorConv(geo.config(), list(w.shape), rank, ALPHA, bias)
-    bound = 1 / math.sqrt(math.prod(w.shape[1:]))
-    draw = torch.rand(layer.D.shape, generator=g, dtype=torch.float64)
-    layer.D = ((2 * draw - 1) * bound).to(w.dtype)
+    rows = (geo.groups * rank, *w.shape[1:])
+    layer.D = as_conv_starts(rows, g).view(layer.D.shape).to(w.dtype)
     return layer
 
 

@@ -7,9 +7,10 @@ Paddings stay nodes, so q is kept padded, and residual adds are not drawn in.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import fx, nn
@@ -22,6 +23,8 @@ from floorplan.fused import ACTIVATIONS, activation_options
 from floorplan.geometry import CONVS, geometry_of
 from floorplan.paper_site import PaperSite
 from floorplan.sites import NORMS, bn_reason, call_reason, conv_reason, module_calls, set_module
+
+S = TypeVar("S", bound=PaperSite)
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,18 @@ class Insert:
             if why := bn_reason(bn) or call_reason(gm, str(node.target)):
                 yield Site(node.name, f"{why}; frozen as it is")
             else:
-                pairs[node] = (bn, _conv_before(gm, node))
+                pairs[node] = (bn, conv_before(gm, node))
         convs = {str(c.target): gm.get_submodule(str(c.target)) for _, c in pairs.values() if c}
         refused = choose({p: shape_of(m) for p, m in convs.items()}, self.sites, self.rank)
         adapted = 0
         for node, (bn, source) in pairs.items():
             rank = self.rank if source and not self._unfit(str(source.target), convs, refused) else 0
             adapted += bool(rank)
-            yield self._rewrite(gm, node, bn, source, rank, generator)
+            make = partial(_site, bn=bn, rank=rank, generator=generator)
+            yield Site(
+                put_site(gm, node, source, make),
+                note="" if rank else "frozen: keeps its gate and its scale",
+            )
         if not adapted:
             raise FloorplanError(
                 "memflora-paper: no conv with a BatchNorm behind it was chosen; try --sites all"
@@ -60,25 +67,48 @@ class Insert:
     def _unfit(path: str, convs: dict[str, nn.Module], refused: dict[str, str]) -> bool:
         return bool(refused[path]) or cast(Any, convs[path]).groups > 1
 
-    def _rewrite(
-        self, gm: fx.GraphModule, node: fx.Node, bn: nn.Module, source: fx.Node | None, rank: int,
-        generator: torch.Generator,
-    ) -> Site:  # fmt: skip
-        act = _activation_after(gm, node) if source is not None else None
-        conv = None if source is None else gm.get_submodule(str(source.target))
-        module = None if act is None else gm.get_submodule(str(act.target))
-        path = str(node.target if source is None else source.target)
-        set_module(gm, path, _site(conv, cast(Any, bn), module, rank, generator))
-        last = node if act is None else act
-        if source is not None:
-            last.replace_all_uses_with(source)
-            for old in (act, node):
-                if old is not None:
-                    gm.graph.erase_node(old)
-        return Site(path, note="" if rank else "frozen: keeps its gate and its scale")
+
+def put_site(
+    gm: fx.GraphModule, node: fx.Node, source: fx.Node | None,
+    make: Callable[[Any, nn.Module | None], nn.Module],
+) -> str:  # fmt: skip
+    """Put make(conv, activation) in the place of a BatchNorm node and what is its own around it.
+
+    source: the conv before it, as `conv_before` finds it; without one the BatchNorm stands alone.
+    Returns the path of the site.
+    """
+    act = None if source is None else _activation_after(gm, node)
+    conv = None if source is None else gm.get_submodule(str(source.target))
+    module = None if act is None else gm.get_submodule(str(act.target))
+    path = str(node.target if source is None else source.target)
+    set_module(gm, path, make(conv, module))
+    if source is not None:
+        (node if act is None else act).replace_all_uses_with(source)
+        for old in (act, node):
+            if old is not None:
+                gm.graph.erase_node(old)
+    return path
 
 
-def _conv_before(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:
+def unfilled(kind: Callable[..., S], conv: Any, bn: Any, act: nn.Module | None, **options: Any) -> S:
+    """A site of a class for these layers: weight, scale and statistics are theirs, biases are not."""
+    config = None
+    if act is not None:
+        config = {"name": type(act).__name__, "options": activation_options(act)}
+    shape = None if conv is None else list(conv.weight.shape)
+    geo = None if conv is None else geometry_of(conv).config()
+    bias = conv is not None and conv.bias is not None
+    site = kind(len(bn.running_mean), geo, shape, bias=bias, eps=bn.eps, act=config, **options)
+    site = site.to(device=bn.running_mean.device, dtype=bn.running_mean.dtype)
+    for name, value in {"mean": bn.running_mean, "var": bn.running_var, "gamma": bn.weight}.items():
+        if value is not None:
+            setattr(site, name, value.detach().clone())
+    if conv is not None:
+        site.weight = conv.weight.detach().clone(memory_format=torch.preserve_format)
+    return site.train(bn.training)
+
+
+def conv_before(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:
     source = node.args[0]
     if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) > 1:
         return None
@@ -99,28 +129,17 @@ def _activation_after(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:
 
 
 def _site(
-    conv: Any, bn: Any, act: nn.Module | None, rank: int, generator: torch.Generator
+    conv: Any, act: nn.Module | None, bn: Any, rank: int, generator: torch.Generator
 ) -> PaperSite:
-    config = None
-    if act is not None:
-        config = {"name": type(act).__name__, "options": activation_options(act)}
-    shape = None if conv is None else list(conv.weight.shape)
-    geo = None if conv is None else geometry_of(conv).config()
-    bias = conv is not None and conv.bias is not None
-    site = PaperSite(
-        len(bn.running_mean), geo, shape, bias=bias, rank=rank, eps=bn.eps, act=config
-    ).to(device=bn.running_mean.device, dtype=bn.running_mean.dtype)
-    if conv is not None:
-        site.weight = conv.weight.detach().clone(memory_format=torch.preserve_format)
-        site.bias = conv.bias.detach().clone() if bias else None
-    values = {"mean": bn.running_mean, "var": bn.running_var, "gamma": bn.weight, "beta": bn.bias}
-    for name, value in values.items():
-        if value is not None:
-            setattr(site, name, value.detach().clone())
+    site = unfilled(PaperSite, conv, bn, act, rank=rank)
+    if conv is not None and conv.bias is not None:
+        site.bias = conv.bias.detach().clone()
+    if bn.bias is not None:
+        site.beta = bn.bias.detach().clone()
     if rank:
         draw = torch.randn(site.P.shape, generator=generator, dtype=torch.float64)
         site.P.copy_(draw / math.sqrt(rank))
-    return site.train(bn.training)
+    return site
 
 
 def paper(rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False) -> Pass:

@@ -13,6 +13,7 @@ the outer one is it.
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,11 +24,10 @@ from floorplan.aliases import Roots, roots_of, writer_between
 from floorplan.compact import is_activation
 from floorplan.driver import Pass, Site
 from floorplan.errors import FloorplanError
-from floorplan.fused import activation_options
 from floorplan.geometry import geometry_of
 from floorplan.lite import FrozenConv, LiteResidual, TinySite
 from floorplan.passes.insert_memflora import _train_head
-from floorplan.passes.insert_paper import _activation_after, _conv_before
+from floorplan.passes.insert_paper import conv_before, put_site, unfilled
 from floorplan.sites import (
     CONV_TYPES,
     NORMS,
@@ -217,44 +217,23 @@ def _tiny_sites(gm: fx.GraphModule) -> Iterator[Site]:
         if why := bn_reason(bn) or call_reason(gm, str(node.target)):
             yield Site(node.name, f"{why}; its bias trains as it is")
         else:
-            pairs[node] = (bn, _conv_before(gm, node))
+            pairs[node] = (bn, conv_before(gm, node))
     _train_biases(gm)
     for node, (bn, source) in pairs.items():
         if source is None and isinstance(gm.get_submodule(str(node.target)), TinySite):
             continue  # another call of a BatchNorm that is one already
-        act = None if source is None else _activation_after(gm, node)
-        conv = None if source is None else gm.get_submodule(str(source.target))
-        module = None if act is None else gm.get_submodule(str(act.target))
-        path = str(node.target if source is None else source.target)
-        set_module(gm, path, _site(conv, cast(Any, bn), module))
-        if source is not None:
-            (node if act is None else act).replace_all_uses_with(source)
-            for old in (act, node):
-                if old is not None:
-                    gm.graph.erase_node(old)
-        yield Site(path)
+        yield Site(put_site(gm, node, source, partial(_site, bn=bn)))
 
 
-def _site(conv: Any, bn: Any, act: nn.Module | None) -> TinySite:
-    config = None
-    if act is not None:
-        config = {"name": type(act).__name__, "options": activation_options(act)}
-    shape = None if conv is None else list(conv.weight.shape)
-    geo = None if conv is None else geometry_of(conv).config()
-    bias = conv is not None and conv.bias is not None
-    site = TinySite(len(bn.running_mean), geo, shape, bias=bias, eps=bn.eps, act=config)
-    site = site.to(device=bn.running_mean.device, dtype=bn.running_mean.dtype)
-    for name, value in {"mean": bn.running_mean, "var": bn.running_var, "gamma": bn.weight}.items():
-        if value is not None:
-            setattr(site, name, value.detach().clone())
+def _site(conv: Any, act: nn.Module | None, bn: Any) -> TinySite:
+    site = unfilled(TinySite, conv, bn, act)
     if bn.bias is None:
         site.beta.requires_grad_(False)
     else:
         site.beta = bn.bias  # the parameter itself: a BatchNorm that is called twice has one
     if conv is not None:
-        site.weight = conv.weight.detach().clone(memory_format=torch.preserve_format)
         site.bias = conv.bias
-    return site.train(bn.training)
+    return site
 
 
 def _frozen_convs(gm: fx.GraphModule) -> Iterator[Site]:

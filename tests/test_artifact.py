@@ -22,6 +22,7 @@ from floorplan.errors import FloorplanError
 from floorplan.fused import ChannelAffine, FusedConv
 from floorplan.geometry import geometry_of
 from floorplan.graph_codec import Reader
+from floorplan.lossy import LossyActivation
 from floorplan.module_codec import build, encode_module, own_classes
 from floorplan.trace import TrainingFlag
 
@@ -408,17 +409,19 @@ OWN: dict[str, Callable[[], nn.Module]] = {
     "ShapeAdaptiveAvgPool": lambda: ShapeAdaptiveAvgPool([1, None]),
     "Clamp": lambda: Clamp(0.0, 6.0),
     "AnyBatchNorm": lambda: AnyBatchNorm(3, eps=1e-3),
+    "LossyActivation": lambda: LossyActivation("GELU", 2, {"approximate": "tanh"}, fit="minimax"),
 }
 # Layers of methods come and go by files in test_methods.
 OF_METHODS = {
     "FactorConv", "FrozenConv", "LiteResidual", "LoraC", "LoraCOfficial", "PaperSite", "RankBranch",
     "SideConv", "TinySite",
 }  # fmt: skip
+OF_REMAT = {"Forgetful", "Keep", "Promise"}  # by files in test_remat
 NO_TENSOR = {"TrainingFlag"}  # gives a flag, see test_a_training_flag_survives
 
 
 def test_every_own_class_is_covered() -> None:
-    tested = {*OWN, *NO_TENSOR, *OF_METHODS}
+    tested = {*OWN, *NO_TENSOR, *OF_METHODS, *OF_REMAT}
     assert {name.rpartition(".")[2] for name in own_classes()} == tested
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from saves import close, drawn, handed
 from torch import Tensor, nn
 
 from floorplan.branch import RankBranch
@@ -24,8 +25,8 @@ CASES = [
 FORMS = [("up", "a"), ("up", "none"), ("up", "bn"), ("down", "a"), ("down", "none"), ("down", "bn")]
 
 
-def drawn(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
+def shapes(m: nn.Module, x: Tensor) -> list[tuple[int, ...]]:
+    return [tuple(t.shape) for t in handed(m, x)]
 
 
 def branch_of(conv: Any, kernel: str, scale: str) -> RankBranch:
@@ -54,25 +55,6 @@ def reference(branch: RankBranch, conv: Any, x: Tensor, u: Tensor, norm: Any) ->
         q = q if norm is None else norm(q)
         d = torch.func.functional_call(wide, {"weight": u}, (q,))
     return d if branch.scale is None else d * branch.scale.reshape(1, -1, *[1] * (x.dim() - 2))
-
-
-def handed(m: nn.Module, x: Tensor) -> list[tuple[int, ...]]:
-    own = {t.untyped_storage()._cdata for t in (*m.parameters(), *m.buffers())}
-    found: list[Tensor] = []
-
-    def pack(t: Tensor) -> Tensor:
-        found.append(t)
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        m(x)
-    return [tuple(t.shape) for t in found if t.untyped_storage()._cdata not in own]
-
-
-def close(got: Tensor, want: Tensor) -> None:
-    scale = float(want.detach().abs().max())
-    assert got.shape == want.shape and scale > 0
-    assert float((got - want).detach().abs().max()) <= 1e-10 * scale
 
 
 @pytest.mark.parametrize("kernel,scale", FORMS)
@@ -104,11 +86,11 @@ def test_keeps_q_alone(conv: Any, shape: tuple[int, ...], kernel: str) -> None:
     # A reflecting pad keeps its input as well: r channels once more.
     twice = kernel == "up" and branch.geo.mode == "reflect"
     kept = [tuple(raw), tuple(padded)] if twice else [tuple(padded)]
-    assert handed(branch, x) == kept
-    assert handed(branch, x.detach()) == [tuple(padded)]
-    scaled = handed(branch_of(conv, kernel, "a"), x)  # and a*U, which has no batch in it
+    assert shapes(branch, x) == kept
+    assert shapes(branch, x.detach()) == [tuple(padded)]
+    scaled = shapes(branch_of(conv, kernel, "a"), x)  # and a*U, which has no batch in it
     assert sorted(scaled) == sorted([*kept, tuple(branch.U.shape)])
-    normed = [s for s in handed(branch_of(conv, kernel, "bn"), x) if len(s) > 1]
+    normed = [s for s in shapes(branch_of(conv, kernel, "bn"), x) if len(s) > 1]
     assert sorted(normed) == sorted([tuple(raw), *kept])  # BatchNorm keeps q before, the conv after it
 
 

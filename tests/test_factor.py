@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from saves import close, drawn, handed, kinds
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -32,10 +33,6 @@ GEOMETRIES = [
 ]
 
 
-def drawn(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
 def factor(conv: Any, rank: int = RANK, scale: float = SCALE) -> FactorConv:
     """The layer of a float64 conv, both factors drawn."""
     bias = None if conv.bias is None else conv.bias.detach().clone()
@@ -54,27 +51,6 @@ def reference(conv: Any, x: Tensor, u: Tensor, d: Tensor, scale: float = SCALE) 
     return y
 
 
-def close(got: Tensor, want: Tensor, tolerance: float = 1e-10) -> None:
-    got, want = got.detach(), want.detach()
-    scale = float(want.abs().max())
-    assert got.shape == want.shape and got.dtype == want.dtype and scale > 0
-    assert float((got - want).abs().max()) <= tolerance * scale
-
-
-def handed(layer: nn.Module, *inputs: Tensor) -> list[Tensor]:
-    """What the layer hands to save-for-backward, its own state apart."""
-    own = {t.untyped_storage()._cdata for t in (*layer.parameters(), *layer.buffers())}
-    found: list[Tensor] = []
-
-    def pack(t: Tensor) -> Tensor:
-        found.append(t)
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        layer(*inputs)
-    return [t for t in found if t.untyped_storage()._cdata not in own]
-
-
 @pytest.mark.parametrize("conv,shape", GEOMETRIES, ids=str)
 def test_output_gradients_and_what_is_kept(conv: Any, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
@@ -91,7 +67,7 @@ def test_output_gradients_and_what_is_kept(conv: Any, shape: tuple[int, ...]) ->
         for a, b in zip(torch.autograd.grad(y, [x, layer.U], g), wanted, strict=True):
             close(a, b)
     layer.plain = False
-    kept = [(tuple(t.shape), t.dtype) for t in handed(layer, x)]
+    kept = kinds(layer, x)
     assert kept == [((2, conv.groups * RANK, *want.shape[2:]), torch.float64)]
     close(functional_call(conv, {"weight": layer.merged()}, (x,)), layer(x), 1e-12)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graphs import randomize
+from saves import close, drawn, kinds
 from torch import Tensor, nn
 
 from floorplan.geometry import geometry_of
@@ -26,29 +27,6 @@ TRANSPOSED: list[tuple[Any, tuple[int, ...]]] = [
     (nn.ConvTranspose2d(6, 4, 3, stride=2, padding=1, output_padding=1, groups=2), (6, 4, 5)),
 ]
 ACTS = [None, nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(0.1), nn.Hardsigmoid(), nn.Hardtanh(-1.0, 0.5)]
-
-
-def drawn(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def close(got: Tensor, want: Tensor) -> None:
-    assert got.shape == want.shape and got.dtype == want.dtype and bool(want.abs().max() > 0)
-    assert float((got - want).detach().abs().max()) <= 1e-10 * float(want.detach().abs().max())
-
-
-def handed(m: nn.Module, *inputs: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """What m hands to save-for-backward, its own state apart: shapes and dtypes."""
-    own = {t.untyped_storage()._cdata for t in (*m.parameters(), *m.buffers())}
-    found: list[Tensor] = []
-
-    def pack(t: Tensor) -> Tensor:
-        found.append(t)
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        m(*inputs)
-    return [(tuple(t.shape), t.dtype) for t in found if t.untyped_storage()._cdata not in own]
 
 
 class Published(nn.Module):
@@ -108,7 +86,7 @@ def test_lite_residual(i: int, o: int, size: tuple[int, ...], out: tuple[int, ..
 def test_what_a_lite_residual_keeps() -> None:
     lite, _ = pair(16, 24)
     x = drawn(2, 16, 7, 6).requires_grad_()
-    kept = [shape for shape, _ in handed(lite, x, drawn(2, 24, 7, 6)) if len(shape) == 4]
+    kept = [shape for shape, _ in kinds(lite, x, drawn(2, 24, 7, 6)) if len(shape) == 4]
     half = (2, 16, 4, 3)
     assert kept == [tuple(x.shape), half, half, half, half, (2, 24, 4, 3)]
 
@@ -175,7 +153,7 @@ def check_site(conv: Any, bn: Any, act: Any, shape: tuple[int, ...]) -> None:
     site.plain, channels = False, (bn.num_features,)
     kept = [(channels, torch.float64)] * (2 if site.bias is not None else 1)  # a, for bias's gradient too
     kept += [(tuple(want.shape), torch.bool)] if act is not None else []
-    assert handed(site, x) == kept
+    assert kinds(site, x) == kept
 
 
 @pytest.mark.parametrize("conv,shape", CONV_CASES, ids=str)
@@ -225,7 +203,7 @@ def test_frozen_conv(conv: Any, shape: tuple[int, ...]) -> None:
     wanted = torch.autograd.grad(want, [x] + ([] if conv.bias is None else [conv.bias]), g)
     for a, b in zip(torch.autograd.grad(got, [x, *frozen.parameters()], g), wanted, strict=True):
         close(a, b)
-    assert handed(frozen, x) == []
+    assert kinds(frozen, x) == []
 
 
 def test_configs_build_the_same_layers() -> None:

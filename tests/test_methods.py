@@ -1,5 +1,6 @@
 """Every method by name: it rewrites, its figures agree, it starts as its source, it can be saved."""
 
+import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def unverified(name: str, options: Options) -> fx.GraphModule:
 
 
 def module(name: str) -> fx.GraphModule:
-    return rewritten(name).module.train()
+    """A copy for each test: one that runs it in train mode moves its BatchNorms."""
+    return copy.deepcopy(rewritten(name).module).train()
 
 
 def trained(gm: nn.Module) -> set[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import randomize
+from saves import close, drawn, kinds
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -32,10 +33,6 @@ GROUPED = [
 ]
 ACTS = [None, {"name": "ReLU", "options": {}}, {"name": "ReLU6", "options": {}}]
 MODULES: dict[str, type[nn.Module]] = {"ReLU": nn.ReLU, "ReLU6": nn.ReLU6}
-
-
-def drawn(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def norm_for(channels: int, dims: int) -> Any:
@@ -73,27 +70,6 @@ def reference(conv: Any, bn: nn.Module, act: Any, x: Tensor, *factors: Tensor) -
     return y
 
 
-def close(got: Tensor, want: Tensor, tolerance: float = 1e-10) -> None:
-    got, want = got.detach(), want.detach()
-    scale = float(want.abs().max())
-    assert got.shape == want.shape and got.dtype == want.dtype and scale > 0
-    assert float((got - want).abs().max()) <= tolerance * scale
-
-
-def handed(site: nn.Module, *inputs: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """What the site hands to save-for-backward, its own state apart: shapes and dtypes."""
-    own = {t.untyped_storage()._cdata for t in (*site.parameters(), *site.buffers())}
-    found: list[Tensor] = []
-
-    def pack(t: Tensor) -> Tensor:
-        found.append(t)
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        site(*inputs)
-    return [(tuple(t.shape), t.dtype) for t in found if t.untyped_storage()._cdata not in own]
-
-
 def check(conv: Any, shape: tuple[int, ...], rank: int, act: Any) -> None:
     """Output and gradients equal plain autograd's; a, q and the gate are all that is kept."""
     torch.manual_seed(0)
@@ -116,7 +92,7 @@ def check(conv: Any, shape: tuple[int, ...], rank: int, act: Any) -> None:
     kept: list[Any] = [((bn.num_features,), torch.float64)]
     kept += [((2, RANK, *shape[1:]), torch.float64)] if rank else []
     kept += [((bits,), torch.uint8)] if act else []
-    assert handed(site, x) == kept
+    assert kinds(site, x) == kept
 
 
 @pytest.mark.parametrize("conv,shape", GEOMETRIES, ids=str)
@@ -152,7 +128,7 @@ def test_an_input_without_gradient() -> None:
     reference(conv, bn, ACTS[1], x, u, site.P).square().sum().backward()
     assert site.U.grad is not None and u.grad is not None
     close(site.U.grad, u.grad)
-    assert handed(site_of(conv, bn, 0, ACTS[1]), x) == []
+    assert kinds(site_of(conv, bn, 0, ACTS[1]), x) == []
 
 
 def test_a_frozen_u_keeps_no_q() -> None:
@@ -160,7 +136,7 @@ def test_a_frozen_u_keeps_no_q() -> None:
     site = site_of(conv, bn, RANK, ACTS[1])
     u = site.U.requires_grad_(False)
     x.requires_grad_()
-    assert handed(site, x) == [((6,), torch.float64), ((38,), torch.uint8)]
+    assert kinds(site, x) == [((6,), torch.float64), ((38,), torch.uint8)]
     (got,) = torch.autograd.grad(site(x).square().sum(), x)
     want = reference(conv, bn, ACTS[1], x, u, site.P)
     close(got, torch.autograd.grad(want.square().sum(), x)[0])

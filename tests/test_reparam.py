@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from saves import close, drawn, handed
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -36,10 +37,6 @@ CASES = [
     *((LoraCOfficial, *c) for c in LINES + GROUPED),
     *((SideConv, *c) for c in LINES + OBLONG + GROUPED),
 ]
-
-
-def drawn(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def layer_of(kind: Any, conv: Any) -> Any:
@@ -83,27 +80,6 @@ def side(conv: Any, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 REFERENCES: dict[Any, Any] = {LoraC: lora_c, LoraCOfficial: official, SideConv: side}
-
-
-def close(got: Tensor, want: Tensor, tolerance: float = 1e-10) -> None:
-    got, want = got.detach(), want.detach()
-    scale = float(want.abs().max())
-    assert got.shape == want.shape and scale > 0
-    assert float((got - want).abs().max()) <= tolerance * scale
-
-
-def handed(layer: nn.Module, *inputs: Tensor) -> list[Tensor]:
-    """What the layer hands to save-for-backward, its own state apart."""
-    own = {t.untyped_storage()._cdata for t in (*layer.parameters(), *layer.buffers())}
-    found: list[Tensor] = []
-
-    def pack(t: Tensor) -> Tensor:
-        found.append(t)
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        layer(*inputs)
-    return [t for t in found if t.untyped_storage()._cdata not in own]
 
 
 def named(case: Any) -> str:

@@ -35,6 +35,25 @@ def test_births_deaths_and_views() -> None:
     assert storage_key(c) in tracker.alive and storage_key(x) not in tracker.alive
 
 
+def test_backward_storages_are_named_by_the_node_that_made_theirs() -> None:
+    x = torch.ones(4, requires_grad=True)
+    with StorageTracker([x]) as tracker:
+        tracker.enter("a")
+        y = x.exp()
+        tracker.enter("b")
+        z = (y * y).sum()
+        tracker.enter("end", "backward")
+        assert tracker.maker_of(y.grad_fn._sequence_nr()) == "a"  # type: ignore[union-attr]
+        assert tracker.maker_of(z.grad_fn._sequence_nr()) == "b"  # type: ignore[union-attr]
+        assert tracker.maker_of(1 << 63) is None  # a leaf's own
+        z.backward()
+    found = [(v.node, v.direction, v.op.split(".")[1]) for v in tracker.timeline.lives]
+    assert found == [
+        ("a", "forward", "exp"), ("b", "forward", "mul"), ("b", "forward", "sum"), ("end", "backward", "ones_like"),
+        ("b", "backward", "mul"), ("b", "backward", "mul"), ("b", "backward", "add"), ("a", "backward", "mul"),
+    ]  # fmt: skip
+
+
 def test_tensors_in_any_container() -> None:
     @dataclass
     class Out:

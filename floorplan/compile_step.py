@@ -1,0 +1,210 @@
+"""compile_step: a training step without autograd for an adapted model, by a schedule.
+
+    step = floorplan.compile_step(model, loss, plan=Schedule(micro_batch=16))
+    loss = step(x, y)            .grad is filled; any torch optimizer follows
+
+The gradients are those of the whole batch, whatever the schedule.
+"""
+
+import hashlib
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from floorplan.bits import as_layout
+from floorplan.errors import FloorplanError
+from floorplan.files import write_text
+from floorplan.ledger import Loss
+from floorplan.step import LOSSES
+from floorplan.step_program import Builder, Program
+from floorplan.step_source import Source, SourcePlan, source_of
+from floorplan.storage import arguments, tensors_in
+
+LAYOUTS = ("auto", "contiguous", "channels_last")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a step runs: part sizes are in samples, 0 for all at once.
+
+    stages: (node, size) pairs: the part up to and with `node` runs in parts of `size` samples, what crosses
+    behind it is kept whole; the last part's size is `last`.
+    """
+
+    micro_batch: int = 0
+    stages: tuple[tuple[str, int], ...] = ()
+    last: int = 0
+    layout: str = "auto"
+    branches: tuple[str, ...] = ()  # sites that run as two branches, not merged
+    stream: int = 0  # hidden channels at a time in inverted residuals; 0: whole maps
+    reuse: tuple[str, ...] = ()  # sites whose input gradient takes the output gradient's buffer
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for plan.json."""
+        return asdict(self)
+
+    @staticmethod
+    def of(data: Mapping[str, Any]) -> "Schedule":
+        """The inverse of `as_dict`."""
+        known = {k: data[k] for k in Schedule.__dataclass_fields__ if k in data}
+        for name in ("branches", "reuse"):
+            known[name] = tuple(known.get(name, ()))
+        known["stages"] = tuple((str(n), int(m)) for n, m in known.get("stages", ()))
+        return Schedule(**known)
+
+    def __str__(self) -> str:
+        sizes = [*(str(m or "all") for _, m in self.stages), str(self.last or "all")]
+        parts = [f"micro-batch {self.micro_batch}" if self.micro_batch else "whole batch"]
+        parts += [f"stages {'|'.join(sizes)} cut at {', '.join(n for n, _ in self.stages)}"] if self.stages else []
+        parts += [f"streamed by {self.stream} channels"] if self.stream else []
+        return ", ".join(parts)
+
+
+@dataclass
+class Step:
+    """A compiled training step. `step(*inputs, target)` fills .grad and returns the loss.
+
+    source: the Python that runs. fallback: nodes that run under autograd, and why.
+    """
+
+    module: nn.Module
+    schedule: Schedule
+    program: Program
+    layout: int  # 1: channels_last
+    loss: Loss
+    mean: bool
+    run: Callable[[Sequence[Any], Any], Tensor] = field(init=False, repr=False)
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        """inputs: the model's arguments, then the target. Gradients are added to .grad."""
+        if len(inputs) != len(self.program.inputs) + 1:
+            raise FloorplanError(
+                f"step: takes {len(self.program.inputs)} inputs and a target, {len(inputs)} values were given"
+            )
+        return self.run(inputs[:-1], inputs[-1])
+
+    @property
+    def source(self) -> str:
+        """The Python that runs."""
+        return self._source(False).text
+
+    def _source(self, marked: bool) -> Source:
+        s = self.schedule
+        sizes = (*(m for _, m in s.stages), s.last)
+        plan = SourcePlan(type(self.module).__name__, str(s).capitalize(), self.layout, s.micro_batch, sizes)
+        return source_of(self.program, plan, marked)
+
+    def bound(
+        self, model: nn.Module, at: Callable[[str, str], None] | None = None
+    ) -> Callable[[Sequence[Any], Any], Tensor]:
+        """The step on a model's modules, its own or their fakes; `at` is told every node and direction."""
+        source = self._source(at is not None)
+        name = f"<floorplan step {hashlib.sha1(source.text.encode()).hexdigest()[:12]}>"
+        linecache.cache[name] = (len(source.text), None, source.text.splitlines(True), name)
+        space: dict[str, Any] = {**source.namespace, "at": at}
+        exec(compile(source.text, name, "exec"), space)
+        return space["make_step"](model, self.loss, self.mean, at)  # type: ignore[no-any-return]
+
+    @property
+    def fallback(self) -> dict[str, str]:
+        """Nodes without a straight-line rule, which run under autograd."""
+        nodes = [n for r in self.program.regions for n in r.nodes]
+        return {n.name: f"{_called(self.program.gm, n)} has no straight-line rule" for n in nodes}
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the generated source."""
+        write_text(path, self.source, force=force)
+
+
+def _called(gm: fx.GraphModule, n: fx.Node) -> str:
+    if n.op == "call_module":
+        return type(gm.get_submodule(str(n.target))).__name__
+    return getattr(n.target, "__name__", str(n.target))
+
+
+def compile_step(
+    model: fx.GraphModule, loss: str | Callable[[Any, Any], Tensor], inputs: Any = None, *,
+    plan: Schedule | Mapping[str, Any] | str | Path | None = None, reduction: str = "mean",
+) -> Step:  # fmt: skip
+    """A step of `model` (of `rewrite` or `load`) by `plan`, as straight-line code without autograd.
+
+    loss: cross_entropy, mse, sum, or a callable (output, target) -> scalar, by its `reduction` a mean or a sum
+    over samples. plan: a Schedule, a plan.json (its path or document), or by default the schedule that the model
+    was rewritten with. inputs: example arguments; by default those recorded when the model was adapted.
+    channels_last lays the model's conv weights out anew, values unchanged.
+    """
+    if not isinstance(model, fx.GraphModule):
+        raise FloorplanError(f"compile_step: {type(model).__name__} is no adapted graph; give rewrite(...).module")
+    if isinstance(loss, str) and loss not in LOSSES:
+        raise FloorplanError(f"loss {loss}: not known; use {', '.join(LOSSES)}")
+    run = LOSSES[loss] if isinstance(loss, str) else loss
+    mean = (reduction == "mean") and loss != "sum"
+    schedule = plan if isinstance(plan, Schedule) else _schedule_of(plan, model)
+    args = example_inputs(model) if inputs is None else arguments(inputs)
+    _refuse_coupled(model, schedule)
+    builder = Builder(
+        model, args, [n for n, _ in schedule.stages], frozenset(schedule.branches), frozenset(schedule.reuse),
+        schedule.stream,
+    )  # fmt: skip
+    layout = layout_for(builder.values, schedule.layout, model)
+    program = builder.build()
+    _lay_out(model, layout)
+    step = Step(model, schedule, program, layout, run, mean)
+    step.run = step.bound(model)
+    return step
+
+
+def _schedule_of(plan: Mapping[str, Any] | str | Path | None, model: fx.GraphModule) -> Schedule:
+    from floorplan.plan_file import schedule_in
+
+    if plan is None:
+        return Schedule.of(model.meta.get("floorplan", {}).get("schedule", {}))
+    if isinstance(plan, str | Path) or "schema" in plan:
+        return Schedule.of(schedule_in(plan))
+    return Schedule.of(plan)
+
+
+def example_inputs(model: fx.GraphModule) -> tuple[Any, ...]:
+    """Inputs of the sizes recorded when the model was adapted, batch 2."""
+    from floorplan.infer import make_inputs
+
+    recorded = model.meta.get("floorplan", {}).get("input")
+    if not recorded:
+        raise FloorplanError("compile_step: no input size is recorded with the model; give inputs=")
+    return make_inputs(model, [tuple(s[1:]) for s in recorded], 2)
+
+
+def layout_for(values: Mapping[str, Any], asked: str, model: nn.Module) -> int:
+    """1 for channels_last: where it is asked for, or by itself for 2-D float32 and 16-bit maps."""
+    if asked not in LAYOUTS:
+        raise FloorplanError(f"layout {asked}: not known; use {', '.join(LAYOUTS)}")
+    maps = [t for v in values.values() for t in tensors_in(v) if t.is_floating_point() and t.dim() > 2]
+    flat = bool(maps) and all(t.dim() == 4 for t in maps)
+    if asked == "channels_last" and not any(t.dim() == 4 for t in maps):
+        raise FloorplanError("layout channels_last: the model has no (B, C, H, W) map; use contiguous")
+    return int(asked == "channels_last" or (asked == "auto" and flat and maps[0].dtype != torch.float64))
+
+
+def _lay_out(model: nn.Module, layout: int) -> None:
+    """Conv weights as the maps lie, values unchanged: a kernel would lay them out anew on every call."""
+    for t in [*model.parameters(), *model.buffers()]:
+        if t.dim() == 4 and t.is_floating_point():
+            t.data = as_layout(t.data, layout)
+
+
+def _refuse_coupled(model: nn.Module, schedule: Schedule) -> None:
+    if not (schedule.micro_batch or schedule.stages):
+        return
+    for name, m in model.named_modules():
+        if isinstance(m, nn.modules.batchnorm._NormBase) and (m.training or m.running_mean is None):
+            if isinstance(m, nn.modules.batchnorm._BatchNorm):
+                raise FloorplanError(f"schedule: {name} ({type(m).__name__}) normalises by the batch, which parts "
+                                     "would change; use the whole batch, or eval mode")  # fmt: skip
+
+
+__all__: Sequence[str] = ("Schedule", "Step", "compile_step")

@@ -1,0 +1,71 @@
+"""Seconds of a step: rates of this machine by kind of operation, fitted to few real steps of the model.
+
+    seconds = scale * sum over kinds of max(flops / F, bytes / M) + calls * overhead
+
+F and M come from calibrate_time; scale and overhead are set by real steps of 2 and 8 samples, and what the model
+then misses at 4 samples is its stated error.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from floorplan.cost_models.roofline import Fitted
+from floorplan.plan_work import Amount, Worked
+
+Machines = Mapping[str, Fitted]
+TimeOf = Callable[[str, Amount], float]
+FITTED, CHECKED = (2, 8), 4  # samples; a BatchNorm that trains needs two
+SECONDS = 0.6  # for the repetitions of one size
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Machines as they run one program, and what they miss of a real step of it; None if none was run."""
+
+    machines: Machines
+    error: float | None = None
+
+    def __call__(self, kind: str, amount: Amount) -> float:
+        """Seconds of an amount of work of one kind."""
+        rates = [self.machines[k].machine for k in dict.fromkeys((kind, "all")) if k in self.machines]
+        return max(m.op_time(*amount) for m in rates)  # few samples of a kind may fit any rate that is high enough
+
+
+def anchored(known: Machines, work: Callable[[int], Worked], step: Callable[[int], Callable[[], Tensor]]) -> Clock:
+    """The clock of a program: work(n) and step(n) are of n samples, step(n)() runs."""
+    bare = Clock({k: replace(f, machine=replace(f.machine, overhead_s=0.0)) for k, f in known.items()})
+    low, high, seen = (_quickest(step(n)) for n in (*FITTED, CHECKED))
+    first, last = (work(n).seconds(bare) for n in FITTED)
+    scale = (high - low) / (last - first) if high > low and last > first else 1.0
+    scale = min(scale, low / first if first > 0 else scale)  # no call takes less than nothing
+    calls = sum(v[2] for v in work(FITTED[0]).by_kind.values())
+    overhead = max(low - scale * first, 0.0) / max(calls, 1.0)
+
+    def fitted(f: Fitted) -> Fitted:
+        m = f.machine
+        return replace(f, machine=replace(m, flops_per_s=m.flops_per_s / scale, bytes_per_s=m.bytes_per_s / scale,
+                                          overhead_s=overhead))  # fmt: skip
+
+    clock = Clock({k: fitted(f) for k, f in known.items()})
+    return replace(clock, error=abs(work(CHECKED).seconds(clock) / seen - 1))
+
+
+def _quickest(step: Callable[[], Tensor]) -> float:
+    """Seconds of the fastest call; what slows the others down is not the program."""
+    times, end = [], time.perf_counter() + SECONDS
+    while len(times) < 2 or (time.perf_counter() < end and len(times) < 20):
+        start = time.perf_counter()
+        step().detach().sum().item()  # waits for an accelerator too
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def error_of(clocks: list[Clock]) -> str:
+    """What the model of time misses, in words."""
+    known = [c.error for c in clocks if c.error is not None]
+    if not known:
+        return "by given rates; no real step was run to check them"
+    return f"fitted to real steps of {FITTED[0]} and {FITTED[1]} samples, misses those of {CHECKED} by {max(known):.0%}"

@@ -1,0 +1,82 @@
+"""Derivatives of smooth activations, as torch takes them, kinks included: functions of float64 arrays."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from floorplan.cost_models.levels import Floats
+
+Derivative = Callable[[Floats], Floats]
+Known = tuple[Derivative, float, tuple[float, ...]]  # how far from 0 it still changes, and where it may jump
+FAR = 20.0  # beyond it the derivatives are what they are at infinity, to eight digits
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _logistic(z: Floats) -> Floats:
+    return 0.5 * (1.0 + np.tanh(0.5 * z))
+
+
+def _silu(z: Floats) -> Floats:
+    s = _logistic(z)
+    return s * (1.0 + z * (1.0 - s))
+
+
+def _hardswish(z: Floats) -> Floats:
+    return np.where(z <= -3.0, 0.0, np.where(z < 3.0, z / 3.0 + 0.5, 1.0))
+
+
+def _gelu(z: Floats) -> Floats:
+    density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
+    return np.asarray(0.5 * (1.0 + _erf(z / math.sqrt(2.0))) + z * density)
+
+
+def _gelu_tanh(z: Floats) -> Floats:
+    k = math.sqrt(2.0 / math.pi)
+    t = np.tanh(k * (z + 0.044715 * z**3))
+    return 0.5 * (1.0 + t) + 0.5 * z * (1.0 - t * t) * k * (1.0 + 3 * 0.044715 * z * z)
+
+
+def _mish(z: Floats) -> Floats:
+    t = np.tanh(np.logaddexp(0.0, z))
+    return t + z * (1.0 - t * t) * _logistic(z)
+
+
+def _sigmoid(z: Floats) -> Floats:
+    s = _logistic(z)
+    return s * (1.0 - s)
+
+
+def _elu(alpha: float = 1.0) -> Known:
+    return lambda z: np.where(z > 0.0, 1.0, alpha * np.exp(np.minimum(z, 0.0))), FAR, (0.0,)
+
+
+def _softplus(beta: float = 1.0, threshold: float = 20.0) -> Known:
+    reach = FAR * max(1.0, 1.0 / abs(beta), abs(threshold / beta) / FAR * 1.1)
+    return lambda z: np.where(z * beta > threshold, 1.0, _logistic(beta * z)), reach, (threshold / beta,)
+
+
+def _gelus(approximate: str = "none") -> Known:
+    return (_gelu_tanh if approximate == "tanh" else _gelu), FAR, ()
+
+
+# activation -> what is known of its derivative, from its options
+DERIVATIVES: dict[str, Callable[..., Known]] = {
+    "SiLU": lambda: (_silu, FAR, ()),
+    "Hardswish": lambda: (_hardswish, FAR, (-3.0, 3.0)),
+    "GELU": _gelus,
+    "Mish": lambda: (_mish, FAR, ()),
+    "ELU": _elu,
+    "Tanh": lambda: (lambda z: 1.0 - np.tanh(z) ** 2, FAR, ()),
+    "Sigmoid": lambda: (_sigmoid, FAR, ()),
+    "Softplus": _softplus,
+}
+
+_OPTIONS = {"GELU": ("approximate",), "ELU": ("alpha",), "Softplus": ("beta", "threshold")}
+
+
+def options_of(module: nn.Module) -> dict[str, Any]:
+    """Constructor arguments of an activation, in-place flag apart."""
+    return {n: getattr(module, n) for n in _OPTIONS.get(type(module).__name__, ())}

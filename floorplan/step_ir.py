@@ -1,0 +1,133 @@
+"""Straight-line code: instructions on named values, their last uses, and the text they become.
+
+    z = conv_site(x, s1, None)          z's buffer is new and the step owns it
+    z_1 = act_(z)                       may overwrite z if nothing reads z afterwards
+    del z                               every name goes at its last use
+
+What an instruction may overwrite is decided here, from liveness alone.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Instr:
+    """out = code.format(*reads); `inplace` is a variant that takes the buffer of reads[0]."""
+
+    node: str
+    out: tuple[str, ...]
+    code: str
+    reads: tuple[str, ...] = ()
+    inplace: str = ""
+    shares: tuple[str, ...] = ()  # values whose buffers the results may lie in
+    fresh: bool = True  # what is new in the results may be overwritten
+    commutes: bool = False  # reads[0] and reads[1] may change places
+
+
+@dataclass
+class Function:
+    """One function of a generated step: arguments, body, results."""
+
+    name: str
+    arguments: tuple[str, ...]
+    body: list[Instr]
+    results: tuple[str, ...]
+    owned: bool = True  # the buffers of its arguments may be overwritten
+    comments: dict[str, str] = field(default_factory=dict)  # node -> what it is
+
+
+class _Buffers:
+    """Which values may share memory, and which memory is not the step's to write to."""
+
+    def __init__(self) -> None:
+        self.group: dict[str, int] = {}
+        self.members: dict[int, set[str]] = {}
+        self.foreign: set[int] = set()
+
+    def new(self, name: str, shares: Iterable[str], fresh: bool) -> None:
+        g = len(self.group)
+        while g in self.members:
+            g += 1
+        self.members[g] = {name}
+        self.group[name] = g
+        if not fresh:
+            self.foreign.add(g)
+        for other in shares:
+            self._join(name, other)
+
+    def _join(self, a: str, b: str) -> None:
+        g, h = self.group[a], self.group[b]
+        if g == h:
+            return
+        for m in self.members.pop(h):
+            self.group[m] = g
+            self.members[g].add(m)
+        if h in self.foreign:
+            self.foreign.add(g)
+
+    def free(self, name: str, live: set[str]) -> bool:
+        """Whether nothing but `name` itself can see a write to its buffer."""
+        g = self.group[name]
+        return g not in self.foreign and not (self.members[g] - {name}) & live
+
+
+def last_uses(f: Function) -> list[set[str]]:
+    """For each instruction, the values that nothing reads after it."""
+    live = set(f.results)
+    out: list[set[str]] = []
+    for i in reversed(f.body):
+        touched = set(i.reads) | set(i.out)
+        out.append({v for v in touched if v not in live})
+        live = (live - set(i.out)) | set(i.reads)
+    return out[::-1]
+
+
+def _orders(i: Instr) -> list[tuple[str, ...]]:
+    swapped = [(i.reads[1], i.reads[0], *i.reads[2:])] if i.commutes else []
+    return [i.reads, *swapped]
+
+
+def _takes(reads: tuple[str, ...], dead: set[str], buffers: _Buffers, live: set[str]) -> bool:
+    """Whether reads[0] may be overwritten: nobody sees it, this instruction's other arguments included."""
+    return reads[0] in dead and reads.count(reads[0]) == 1 and buffers.free(reads[0], live)
+
+
+def statements(f: Function) -> Iterator[tuple[str, str]]:
+    """(node, line) of every statement: instructions with their dels."""
+    buffers = _Buffers()
+    for name in f.arguments:
+        buffers.new(name, (), f.owned)
+    live = set(f.arguments)
+    unread = [a for a in f.arguments if all(a not in i.reads for i in f.body) and a not in f.results]
+    if unread:
+        yield "", f"del {', '.join(unread)}"
+        live -= set(unread)
+    for i, dead in zip(f.body, last_uses(f), strict=True):
+        reads = next((r for r in _orders(i) if _takes(r, dead, buffers, live)), None) if i.inplace else None
+        takes = reads is not None
+        code = i.inplace.format(*reads) if reads is not None else i.code.format(*i.reads)
+        shares = i.shares if reads is None else (*i.shares, reads[0])
+        for name in i.out:
+            buffers.new(name, shares, i.fresh or takes)
+        yield i.node, f"{', '.join(i.out)} = {code}" if i.out else code
+        live = (live | set(i.out)) - dead
+        if gone := sorted(dead & (set(i.reads) | set(i.out))):
+            yield i.node, f"del {', '.join(gone)}"
+
+
+def text(f: Function, marked: str = "") -> list[str]:
+    """The function's source; its arguments come in a list that it empties. `marked`: the direction to tell."""
+    lines = [f"def {f.name}(box):"]
+    if f.arguments:
+        lines.append(f"    {', '.join(f.arguments)}{',' if len(f.arguments) == 1 else ''} = box")
+        lines.append("    box.clear()")
+    seen = ""
+    for node, line in statements(f):
+        if node and node != seen:
+            lines += [f"    # {f.comments[node]}"] if node in f.comments else []
+            lines += [f"    at({node!r}, {marked!r})"] if marked else []
+            seen = node
+        lines.append(f"    {line}")
+    results = ", ".join(f.results)
+    return [*lines, f"    return ({results}{',' if len(f.results) == 1 else ''})" if results else "    return ()"]

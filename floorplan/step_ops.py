@@ -1,0 +1,273 @@
+"""What a straight-line training step is made of: few ops on buffers that the step owns.
+
+    conv_site        z = conv(pad(x), W + a*(U o P)) + b        merged, or as two branches added in place
+    gate_            z = act(z) in place, one bit an element     ungate_: g = g*bit in place
+    input_grad       gx = conv^T(g, W')                          add_input_grad_: the same, added into a buffer
+    up_gradient      gU = a*<g, q>
+
+A name ending in _ overwrites its first argument. 1x1 convs are matrix products wherever that saves a
+temporary; other sums into a buffer go a few samples at a time.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from floorplan.bits import apply_gate, apply_gate_, as_layout, dense_in, layout_of, pack_gate
+from floorplan.compact import Gate, gate_of
+from floorplan.fused import FusedConv
+from floorplan.geometry import conv, conv_input_grad, out_size, pad, padded_size, unpad
+from floorplan.lowrank import merge, project, q_grad, scaled, up_geometry, up_grad
+
+MORE = 16
+PARTS = 8  # a temporary of a sum into a buffer is an eighth of the map
+
+
+def parts(n: int, most: int = PARTS) -> list[slice]:
+    """0..n in at most `most` nearly equal slices: their number must not depend on a large n."""
+    k = min(n, most)
+    edges = [n * i // k for i in range(k + 1)]
+    return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def weight(s: FusedConv, branch: bool) -> Tensor:
+    """The weight that the frozen conv of a site runs with: merged, or the frozen one alone."""
+    if branch or s.U is None or s.P is None:
+        return s.weight
+    return merge(s.weight, s.U, s.P, s.scale, s.geo)
+
+
+def is_matrix(s: FusedConv) -> bool:
+    """Whether the conv is a matrix product over channels."""
+    return s.geo.pointwise and s.geo.groups == 1
+
+
+def rows(t: Tensor) -> Tensor:
+    """A channels_last map (B, C, *spatial) as a matrix (B*positions, C), a view."""
+    return t.movedim(1, -1).reshape(-1, t.shape[1])
+
+
+def bottleneck(x: Tensor, s: FusedConv) -> Tensor:
+    """q = conv1x1(x, P) in x's layout."""
+    p = cast(Tensor, s.P)
+    if layout_of(x) and s.geo.groups == 1 and not s.geo.sampled:
+        q = torch.mm(rows(x), p[0].t())
+        return q.view(x.shape[0], *x.shape[2:], -1).movedim(-1, 1)
+    if layout_of(x) and s.geo.sampled and s.geo.groups == 1:
+        n = len(s.geo.kernel)
+        return torch.convolution(
+            x, p[0].reshape(*p.shape[1:], *[1] * n), None, list(s.geo.stride), [0] * n, [1] * n, False, [0] * n, 1
+        )
+    return project(x, p, s.geo)
+
+
+def conv_site(x: Tensor, s: FusedConv, q: Tensor | None, branch: bool) -> Tensor:
+    """conv(pad(x), W') + b of a site; as two branches, conv(q, a*U) is added in place."""
+    w = weight(s, branch)
+    if s.geo.native:
+        z = conv(x, w, s.bias, s.geo, s.geo.groups)
+    else:  # the padded copy of a few samples at a time
+        z = _like_output(x, s)
+        for i in parts(x.shape[0], MORE):
+            z[i].copy_(conv(pad(x[i], s.geo), w, s.bias, s.geo, s.geo.groups))
+    del w
+    if branch and q is not None:
+        _add_branch_(z, q, s)
+    return z
+
+
+def _like_output(x: Tensor, s: FusedConv) -> Tensor:
+    """Memory for a site's output, in x's layout."""
+    shape = (x.shape[0], s.out_channels, *out_size(x.shape, s.geo))
+    form = torch.channels_last if layout_of(x) else torch.contiguous_format
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
+
+
+def _add_branch_(z: Tensor, q: Tensor, s: FusedConv) -> None:
+    up = scaled(cast(Tensor, s.U), s.scale, s.geo)
+    if is_matrix(s):
+        if layout_of(z) and layout_of(q):
+            rows(z).addmm_(rows(q), up.flatten(1).t())
+        else:
+            z.flatten(2).baddbmm_(up.flatten(1).expand(z.shape[0], -1, -1), q.flatten(2))
+        return
+    geo = up_geometry(s.geo)
+    up = up.flatten(0, 1) if geo.transposed else up
+    for i in parts(z.shape[0]):
+        z[i].add_(conv(pad(q[i], geo), up, None, geo, geo.groups))
+
+
+def gate_(z: Tensor, s: Any) -> tuple[Tensor, int]:
+    """Packed gate of z and its layout; z becomes act(z) in place."""
+    gate = s.gate
+    bits = pack_gate(z, gate.lo, gate.hi, gate.closed), layout_of(z)
+    act_(z, s.act)
+    return bits
+
+
+def act_(z: Tensor, act: nn.Module) -> Tensor:
+    """act(z) in place."""
+    was, act.inplace = act.inplace, True  # type: ignore[assignment]
+    try:
+        return cast(Tensor, act(z))
+    finally:
+        act.inplace = was
+
+
+def bits_of(z: Tensor, act: nn.Module) -> tuple[Tensor, int]:
+    """Packed gate of z under an activation, and its layout."""
+    gate = cast(Gate, gate_of(act))
+    return pack_gate(z, gate.lo, gate.hi, gate.closed), layout_of(z)
+
+
+def ungate(g: Tensor, bits: tuple[Tensor, int], gate: Any) -> Tensor:
+    """The gradient behind a gate, in a new buffer."""
+    return cast(Tensor, apply_gate(g, bits[0], bits[1], gate.inside, gate.outside))
+
+
+def ungate_(g: Tensor, bits: tuple[Tensor, int], gate: Any) -> Tensor:
+    """The gradient behind a gate, in g's buffer if g lies as z did."""
+    if not dense_in(g, bits[1]):
+        return ungate(g, bits, gate)
+    apply_gate_(g, bits[0], bits[1], gate.inside, gate.outside)
+    return g
+
+
+def up_gradient(g: Tensor, q: Tensor, s: FusedConv) -> Tensor:
+    """gU of a site from the gated gradient and its bottleneck."""
+    up = cast(Tensor, s.U)
+    if is_matrix(s) or (s.geo.sampled and s.geo.groups == 1):
+        if layout_of(g) and layout_of(q):
+            gu = torch.mm(rows(g).t(), rows(q))
+            return scaled(gu.view(up.shape), s.scale, s.geo)
+    return up_grad(g, q, up, s.scale, s.geo)
+
+
+def accumulate(p: Tensor, g: Tensor) -> None:
+    """p.grad += g."""
+    if p.grad is None:
+        p.grad = g
+    else:
+        p.grad += g
+
+
+def input_grad(g: Tensor, s: FusedConv, shape: tuple[int, ...], branch: bool) -> Tensor:
+    """gx of a site, for an x of this shape."""
+    geo = s.geo
+    gx = conv_input_grad(g, weight(s, branch), padded_size(shape, geo), geo, geo.groups)
+    gx = unpad(gx, geo)
+    if branch and s.P is not None:
+        _add_down_(gx, _bottleneck_grad(g, s, shape), s)
+    return gx
+
+
+def _bottleneck_grad(g: Tensor, s: FusedConv, shape: tuple[int, ...]) -> Tensor:
+    """dL/dq, r channels."""
+    p, geo = cast(Tensor, s.P), s.geo
+    sizes = [-(-n // k) for n, k in zip(shape[2:], geo.stride, strict=True)] if geo.sampled else shape[2:]
+    q = g.new_empty(1).expand(shape[0], p.shape[0] * p.shape[1], *sizes)
+    return q_grad(g, q, cast(Tensor, s.U), s.scale, geo)
+
+
+def _add_down_(gx: Tensor, gq: Tensor, s: FusedConv) -> None:
+    """gx += P^T gq in place."""
+    p, geo = cast(Tensor, s.P), s.geo
+    if geo.sampled:
+        gx = gx[(slice(None), slice(None), *(slice(None, None, k) for k in geo.stride))]
+    if geo.groups == 1 and layout_of(gx) and layout_of(gq):
+        rows(gx).addmm_(rows(gq), p[0])
+        return
+    if geo.groups == 1 and gx.is_contiguous():
+        gx.flatten(2).baddbmm_(p[0].t().expand(gx.shape[0], -1, -1), gq.flatten(2))
+        return
+    n = len(geo.kernel)
+    down = p.flatten(0, 1).reshape(-1, p.shape[2], *[1] * n)
+    for i in parts(gx.shape[0]):
+        one = [1] * n
+        gx[i].add_(torch.convolution(gq[i], down, None, one, [0] * n, one, True, [0] * n, geo.groups))
+
+
+def add_input_grad_(into: Tensor, g: Tensor, s: FusedConv, branch: bool) -> Tensor:
+    """into += gx of a site, in place."""
+    geo = s.geo
+    if is_matrix(s) and not branch:
+        w = weight(s, branch).flatten(1)
+        if layout_of(into) and layout_of(g):
+            rows(into).addmm_(rows(g), w)
+            return into
+        if into.is_contiguous() and g.is_contiguous():
+            into.flatten(2).baddbmm_(w.t().expand(g.shape[0], -1, -1), g.flatten(2))
+            return into
+    if geo.sampled and geo.groups == 1:
+        at = into[(slice(None), slice(None), *(slice(None, None, k) for k in geo.stride))]
+        w = weight(s, branch)
+        w = w.flatten(1).t().reshape(w.shape[1], w.shape[0], *[1] * len(geo.kernel))
+        for i in parts(g.shape[0]):
+            n = [0] * len(geo.kernel)
+            one = [1] * len(geo.kernel)
+            at[i].add_(torch.convolution(g[i], w, None, one, n, one, False, n, 1))
+        if branch and s.P is not None:
+            _add_down_(into, _bottleneck_grad(g, s, tuple(into.shape)), s)
+        return into
+    w = weight(s, branch)
+    for i in parts(g.shape[0]):
+        shape = (i.stop - i.start, *into.shape[1:])
+        into[i].add_(unpad(conv_input_grad(g[i], w, padded_size(shape, geo), geo, geo.groups), geo))
+    if branch and s.P is not None:
+        _add_down_(into, _bottleneck_grad(g, s, tuple(into.shape)), s)
+    return into
+
+
+def input_grad_(g: Tensor, s: FusedConv, branch: bool) -> Tensor:
+    """gx of a site whose input and output have one shape, in g's buffer, a few samples at a time."""
+    w, geo = weight(s, branch), s.geo
+    gq = _bottleneck_grad(g, s, tuple(g.shape)) if branch and s.P is not None else None
+    for i in parts(g.shape[0]):
+        size = padded_size(g[i].shape, geo)
+        g[i].copy_(unpad(conv_input_grad(g[i], w, size, geo, geo.groups), geo))
+    if gq is not None:
+        _add_down_(g, gq, s)
+    return g
+
+
+def affine_(x: Tensor, s: Any) -> Tensor:
+    """A folded BatchNorm in place."""
+    return x.mul_(_channels(s.scale, x)).add_(_channels(s.bias, x))
+
+
+def _channels(t: Tensor, x: Tensor) -> Tensor:
+    """One number a channel, to broadcast with a map."""
+    return t.to(x.dtype).reshape(-1, *[1] * (x.dim() - 2))
+
+
+def affine_grad(g: Tensor, s: Any) -> Tensor:
+    """The gradient behind a folded BatchNorm."""
+    return g * _channels(s.scale, g)
+
+
+def affine_grad_(g: Tensor, s: Any) -> Tensor:
+    """The same in place."""
+    return g.mul_(_channels(s.scale, g))
+
+
+def total(a: Tensor, b: Tensor) -> Tensor:
+    """a + b of two gradients of one value."""
+    return a + b
+
+
+def total_(a: Tensor, b: Tensor) -> Tensor:
+    """a += b."""
+    return a.add_(b)
+
+
+def as_map(x: Tensor, layout: int) -> Tensor:
+    """x laid out as the step works: itself where it is."""
+    return as_layout(x, layout) if x.dim() in (4, 5) else x
+
+
+__all__ = [
+    "accumulate", "act_", "add_input_grad_", "affine_", "affine_grad", "affine_grad_", "as_map", "bits_of",
+    "bottleneck", "conv_site", "gate_", "input_grad", "input_grad_", "parts", "rows", "total", "total_",
+    "ungate", "ungate_", "up_gradient", "weight",
+]  # fmt: skip

@@ -1,0 +1,82 @@
+"""The timeline of a compiled step: on fake tensors before anything runs, or of a real run; block by block the same."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from torch import Tensor
+
+from floorplan.compile_step import Step
+from floorplan.kernels import quiet_fakes
+from floorplan.measure import _bytes, _undisturbed
+from floorplan.storage import model_state, tensors_in
+from floorplan.symbols import concrete_fakes
+from floorplan.timeline import Block, StepTimeline
+from floorplan.timeline_run import call_timeline
+
+
+def predict(step: Step, inputs: Sequence[Any], target: Tensor) -> StepTimeline:
+    """Every storage of the step at these sizes, from one run on fake tensors; values are not read."""
+    fakes = concrete_fakes(step.program.gm, (*inputs, target))
+    with quiet_fakes(), fakes.mode:
+        return _tracked(step, fakes.gm, fakes.inputs)
+
+
+def measure(step: Step, inputs: Sequence[Any], target: Tensor) -> StepTimeline:
+    """The same of a real step; buffers, gradients and the random state are put back."""
+    with _undisturbed(step.module):
+        return _tracked(step, step.module, (*inputs, target))
+
+
+def _tracked(step: Step, model: Any, given: Sequence[Any]) -> StepTimeline:
+    state = model_state(model)
+    for t in state:
+        t.grad = None
+
+    def run(enter: Any) -> Any:
+        out = step.bound(model, enter)(given[:-1], given[-1])
+        enter("", "optimizer")
+        return out
+
+    found = call_timeline(
+        run, [*state, *tensors_in(tuple(given))], name=str(step.schedule),
+        gradients=lambda: [t.grad for t in state if t.grad is not None],
+    )  # fmt: skip
+    for t in state:
+        t.grad = None
+    trained = _bytes([t for t in state if t.requires_grad])
+    apart = (("model", _bytes(state)), ("optimizer", 2 * trained), ("batch", _bytes(list(tensors_in(tuple(given))))))
+    return replace(found, state=apart, blocks=tuple(_with_role(b, found.blocks) for b in found.blocks))
+
+
+def _with_role(b: Block, blocks: Sequence[Block]) -> Block:
+    """A block with its pillar, if the forward leaves it for the backward: packed gates, bottlenecks, whole maps."""
+    ends = blocks[b.died].direction if b.died < len(blocks) else "optimizer"
+    if b.role != "temporary" or b.direction != "forward" or ends not in ("backward", "optimizer"):
+        return b
+    return replace(b, role="gate" if b.dtype == "uint8" else "adapter" if b.op in _BOTTLENECKS else "other")
+
+
+_BOTTLENECKS = ("aten.mm.default", "aten.bmm.default", "aten.convolution.default")
+
+
+def whole_op_bound(timeline: StepTimeline) -> int:
+    """Bytes that the step needs at least as long as ops run whole: what it would hold without temporaries.
+
+    A temporary is a storage that is born and dies while one node runs: merged weights, padded copies,
+    parts of a sum. What is left is kept state, gradients, and whole inputs and outputs of the running op.
+    """
+    visits, visit = [], 0
+    for before, b in zip((None, *timeline.blocks), timeline.blocks, strict=False):
+        visit += before is not None and (before.node, before.direction) != (b.node, b.direction)
+        visits.append(visit)
+    lasting = tuple(
+        b for b, v in zip(timeline.blocks, visits, strict=True)
+        if b.died >= len(visits) or visits[b.died] != v or b.role != "temporary"
+    )  # fmt: skip
+    change = [0] * (timeline.events + 1)
+    for b in lasting:
+        change[b.born] += b.nbytes
+        change[min(b.died, timeline.events)] -= b.nbytes
+    return max(accumulate(change), default=0)

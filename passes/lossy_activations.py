@@ -1,0 +1,55 @@
+"""LOSSY, never in the default pipeline: let smooth activations keep a few bits of their derivative.
+
+    y = SiLU(z)  ->  y = LossyActivation(SiLU, bits)(z)     keeps `bits` bits an element instead of z
+
+Outputs stay exact; a gradient that passes such a node is off by at most the bound that its record states.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from floorplan.compact import UNGATEABLE
+from floorplan.compact_swap import swap
+from floorplan.driver import Pass, Site
+from floorplan.errors import FloorplanError
+from floorplan.lossy import FITS, LossyActivation, lossy_refusal
+from floorplan.symbols import clone_structure
+
+
+@dataclass(frozen=True)
+class Approximate:
+    """The pass with its options."""
+
+    bits: int
+    fit: str
+
+    def __call__(self, gm: fx.GraphModule) -> Iterator[Site]:
+        """Replace the smooth activation modules of `gm` that have a few-bit derivative."""
+        sites = swap(
+            gm, lambda m: type(m) in UNGATEABLE, lossy_refusal, lambda m: LossyActivation.of(m, self.bits, self.fit)
+        )
+        targets = {n.name: str(n.target) for n in gm.graph.nodes if n.op == "call_module"}
+        for site in sites:
+            layer = gm.get_submodule(targets[site.node])
+            yield replace(site, note=layer.extra_repr()) if isinstance(layer, LossyActivation) else site
+
+
+def lossy(bits: int, fit: str = "normal") -> Pass:
+    """The pass: 1 to 8 bits an element; fit "normal" (least squares for N(0, 1)) or "minimax"."""
+    if isinstance(bits, bool) or not 1 <= bits <= 8:
+        raise FloorplanError(f"lossy activations: {bits} bits; use 1 to 8")
+    if fit not in FITS:
+        raise FloorplanError(f"lossy activations: fit {fit} is not known; use {' or '.join(FITS)}")
+    return Pass("lossy_activations", Approximate(bits, fit))
+
+
+def approximate(gm: fx.GraphModule, bits: int, fit: str = "normal") -> tuple[fx.GraphModule, list[Site]]:
+    """A LOSSY copy of a graph on the same parameters, and what became of each smooth activation."""
+    p = lossy(bits, fit)
+    twin = clone_structure(gm)
+    twin.meta = dict(gm.meta)
+    sites = list(p.run(twin))
+    twin.recompile()
+    return twin, sites
