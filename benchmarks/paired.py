@@ -3,8 +3,19 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from torch import Tensor, nn
+
+CLOCKS = (time.perf_counter, time.process_time)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A side's time over the base's: medians over rounds, of wall time and of CPU time of all threads."""
+
+    wall: float
+    cpu: float
 
 
 def step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
@@ -17,20 +28,33 @@ def step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
     return run
 
 
-def paired(
+def ratios(
     sides: Mapping[str, Callable[[], object]], base: str, rounds: int = 9
-) -> dict[str, float]:
-    """Median over rounds of each side's time divided by the base's in the same round."""
+) -> dict[str, Ratio]:
+    """Median over rounds of each side's time divided by the base's in the same round, by both clocks."""
     for run in sides.values():  # warm-up: caches, thread pools, lazy kernels
         run()
         run()
-    ratios: dict[str, list[float]] = {name: [] for name in sides}
+    found: dict[str, list[list[float]]] = {name: [] for name in sides}
     for _ in range(rounds):
-        seconds = {}
-        for name, run in sides.items():
-            start = time.perf_counter()
-            run()
-            seconds[name] = time.perf_counter() - start
+        seconds = {name: _timed(run) for name, run in sides.items()}
         for name in sides:
-            ratios[name].append(seconds[name] / seconds[base])
-    return {name: statistics.median(r) for name, r in ratios.items()}
+            pairs = zip(seconds[name], seconds[base], strict=True)
+            found[name].append([own / other for own, other in pairs])
+    return {
+        name: Ratio(*(statistics.median(c) for c in zip(*rows, strict=True)))
+        for name, rows in found.items()
+    }
+
+
+def paired(
+    sides: Mapping[str, Callable[[], object]], base: str, rounds: int = 9
+) -> dict[str, float]:
+    """The wall time alone."""
+    return {name: r.wall for name, r in ratios(sides, base, rounds).items()}
+
+
+def _timed(run: Callable[[], object]) -> list[float]:
+    start = [clock() for clock in CLOCKS]
+    run()
+    return [clock() - s for clock, s in zip(CLOCKS, start, strict=True)]

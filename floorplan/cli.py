@@ -1,4 +1,4 @@
-"""The command line: floorplan check, rewrite, plan, compare, merge, why, gate."""
+"""The command line: floorplan check, rewrite, plan, remat, compare, merge, why, gate."""
 
 import json
 import os
@@ -37,6 +37,7 @@ from floorplan.cli_options import (
     shapes_of,
 )  # fmt: skip
 from floorplan.cli_plan import plan
+from floorplan.cli_remat import remat
 from floorplan.compare import compare as compare_methods
 from floorplan.errors import FloorplanError
 from floorplan.files import ensure_writable, write_text
@@ -174,6 +175,7 @@ def why(
 
 
 app.command()(plan)
+app.command()(remat)
 
 
 @app.command("gate")

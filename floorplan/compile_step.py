@@ -9,7 +9,7 @@ The gradients are those of the whole batch, whatever the schedule.
 import hashlib
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,49 +20,13 @@ from floorplan.bits import as_layout
 from floorplan.errors import FloorplanError
 from floorplan.files import write_text
 from floorplan.ledger import Loss
+from floorplan.schedule import Schedule
 from floorplan.step import LOSSES
 from floorplan.step_program import Builder, Program
 from floorplan.step_source import Source, SourcePlan, source_of
 from floorplan.storage import arguments, tensors_in
 
 LAYOUTS = ("auto", "contiguous", "channels_last")
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How a step runs: part sizes are in samples, 0 for all at once.
-
-    stages: (node, size) pairs: the part up to and with `node` runs in parts of `size` samples, what crosses
-    behind it is kept whole; the last part's size is `last`.
-    """
-
-    micro_batch: int = 0
-    stages: tuple[tuple[str, int], ...] = ()
-    last: int = 0
-    layout: str = "auto"
-    branches: tuple[str, ...] = ()  # sites that run as two branches, not merged
-    stream: int = 0  # hidden channels at a time in inverted residuals; 0: whole maps
-    reuse: tuple[str, ...] = ()  # sites whose input gradient takes the output gradient's buffer
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data, for plan.json."""
-        return asdict(self)
-
-    @staticmethod
-    def of(data: Mapping[str, Any]) -> "Schedule":
-        """The inverse of `as_dict`."""
-        known = {k: data[k] for k in Schedule.__dataclass_fields__ if k in data}
-        for name in ("branches", "reuse"):
-            known[name] = tuple(known.get(name, ()))
-        known["stages"] = tuple((str(n), int(m)) for n, m in known.get("stages", ()))
-        return Schedule(**known)
-
-    def __str__(self) -> str:
-        sizes = [*(str(m or "all") for _, m in self.stages), str(self.last or "all")]
-        parts = [f"micro-batch {self.micro_batch}" if self.micro_batch else "whole batch"]
-        parts += [f"stages {'|'.join(sizes)} cut at {', '.join(n for n, _ in self.stages)}"] if self.stages else []
-        parts += [f"streamed by {self.stream} channels"] if self.stream else []
-        return ", ".join(parts)
 
 
 @dataclass
@@ -147,10 +111,7 @@ def compile_step(
     schedule = plan if isinstance(plan, Schedule) else _schedule_of(plan, model)
     args = example_inputs(model) if inputs is None else arguments(inputs)
     _refuse_coupled(model, schedule)
-    builder = Builder(
-        model, args, [n for n, _ in schedule.stages], frozenset(schedule.branches), frozenset(schedule.reuse),
-        schedule.stream,
-    )  # fmt: skip
+    builder = Builder(model, args, schedule)
     layout = layout_for(builder.values, schedule.layout, model)
     program = builder.build()
     _lay_out(model, layout)

@@ -6,35 +6,31 @@ The budget counts everything: weights, Adam's two moments, the caller's batch an
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from floorplan.api import Shapes, Subject, adapted, adapter_rank, subject_of
+from floorplan.api import Shapes, adapted, adapter_rank, subject_of
 from floorplan.calibrate_time import by_kind
 from floorplan.compare import resized as filled
-from floorplan.compile_step import Step
-from floorplan.cost_models.schedule import Stage
 from floorplan.errors import FloorplanError
-from floorplan.measure import _bytes, _undisturbed
-from floorplan.methods import Options, Plan, recorded
+from floorplan.methods import Options, Plan
+from floorplan.plan_choice import exact, fastest, largest, one_more_than, smallest
+from floorplan.plan_model import Model, Setting, model_at
+from floorplan.plan_net import Found
 from floorplan.plan_reference import Reference, reference
 from floorplan.plan_report import PlanReport, Row
-from floorplan.plan_search import Found, Net
-from floorplan.plan_time import FITTED, Clock, Machines, anchored, error_of
+from floorplan.plan_search import schedules, uncut
+from floorplan.plan_time import Clock, Machines, error_of
 from floorplan.step import LOSSES, target_for
-from floorplan.step_timeline import measure, predict
-from floorplan.storage import model_state, tensors_in
-from floorplan.timeline import StepTimeline
-from floorplan.timeline_batch import resized
+from floorplan.step_timeline import measure
+from floorplan.storage import model_state
 
 CALIBRATION = 1.5  # seconds
-ALIKE = 1.01  # times that the model does not tell apart
 SHOWN = 12  # rows of the Pareto table
-TRIED = 4  # schedules whose exact peak is looked at, should a closed form be off
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -47,36 +43,6 @@ def bytes_of(budget: str | int) -> int:
     if n < 1:
         raise FloorplanError(f"--budget {budget}: a budget is a positive number of bytes")
     return n
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """What does not change from rank to rank."""
-
-    subject: Subject
-    budget: int
-    batch: int | None
-    loss: str
-    method: str
-    rest: tuple[str, int, bool]  # sites, seed, train_head
-    machines: Machines
-    anchors: bool  # whether real steps of two samples set what a call costs
-
-
-@dataclass(frozen=True)
-class _Model:
-    """The model adapted at one rank, and its constants."""
-
-    gm: fx.GraphModule
-    rank: int | None
-    target: Tensor
-    net: Net
-    state: int  # model and optimizer
-    sample: int  # bytes of one sample of the caller's batch
-
-    def room(self, budget: int, batch: int) -> int:
-        """What is left for the step."""
-        return budget - self.state - self.sample * batch
 
 
 def plan(
@@ -98,20 +64,20 @@ def plan(
     s = subject_of(model, inputs, batch=2, shapes=shapes, weights=weights, allow=allow, trust=trust)
     device = next((t.device for t in model_state(s.model)), torch.device("cpu"))
     known = by_kind(device, CALIBRATION) if machines is None else machines
-    setting = _Setting(s, room, batch, loss, method, (sites, seed, train_head), known, machines is None)
+    setting = Setting(s, room, batch, loss, method, (sites, seed, train_head), known, machines is None)
     found = _first(setting, ranks)
     report = _report(setting, *found)
     return _measured(report, setting) if measured else report
 
 
-def _first(t: _Setting, ranks: Sequence[int]) -> tuple[_Model, int, list[Found], Found | None]:
+def _first(t: Setting, ranks: Sequence[int]) -> tuple[Model, int, list[Found], Found | None]:
     """The largest rank at which something fits, with all schedules and the choice; else the smallest rank."""
     last = None
     for rank in sorted(set(ranks), reverse=True):
-        m = _model(t, rank)
-        batch = t.batch or _largest(m, t.budget)
-        found = list(m.net.schedules(batch or 1))
-        choice = _fastest(m.net, found, m.room(t.budget, batch)) if batch else None
+        m = model_at(t, rank)
+        batch = t.batch or largest(m, t.budget)
+        found = list(schedules(m.net, batch or 1))
+        choice = fastest(m.net, found, m.room(t.budget, batch)) if batch else None
         last = (m, batch or 1, found, choice)
         if choice is not None or m.rank != rank:
             break
@@ -119,93 +85,11 @@ def _first(t: _Setting, ranks: Sequence[int]) -> tuple[_Model, int, list[Found],
     return last
 
 
-def _model(t: _Setting, rank: int) -> _Model:
-    s = t.subject
-    has = adapter_rank(s.model)
-    if has is not None and isinstance(s.model, fx.GraphModule):
-        gm, own = s.model, has
-    else:
-        options = Plan(t.method, Options(rank, *t.rest))
-        gm, own = adapted(s, options, verified=False)[0].gm, rank
-        gm.meta["floorplan"] = recorded(options, s.inputs)
-    target = target_for(gm, s.inputs, t.loss)
-    net = Net(gm, s.inputs, target, t.loss, Clock(t.machines))
-    net.timed(_step_clock(t, net))
-    state = model_state(gm)
-    if not any(p.requires_grad for p in state):
-        raise FloorplanError(f"{s.name}: nothing in it trains; choose other --sites or --train-head")
-    trained = _bytes([p for p in state if p.requires_grad])
-    one = [resized(v, 1) for v in (*s.inputs, target)]
-    sample = sum(_bytes([v]) for v in tensors_in(tuple(one)))
-    return _Model(gm, own, target, net, _bytes(state) + 2 * trained, sample)
-
-
-def _step_clock(t: _Setting, net: Net) -> Clock:
-    """How this machine runs the straight-line step."""
-    def whole(n: int) -> Found:
-        return net.found(n, 0, (Stage(0, len(net.groups) - 1, 0, (0,) * len(net.groups)),))
-
-    step = net.step(net.schedule(whole(FITTED[0])))
-
-    def run(n: int) -> Callable[[], Tensor]:
-        given = filled(net.inputs, n)
-        target = target_for(net.gm, given, t.loss)
-        return lambda: step(*given, target)
-
-    with _undisturbed(net.gm):
-        return anchored(t.machines, lambda n: net.work_of(whole(n)), run) if t.anchors else Clock(t.machines)
-
-
-def _smallest(m: _Model, batch: int) -> Found:
-    """The schedule that allocates least: one sample at a time, or the whole batch where samples are coupled."""
-    net, micro = m.net, 0 if m.net.coupled or batch == 1 else 1
-    n = micro or batch
-    stages = [(Stage(0, len(net.groups) - 1, 0, net.forms(policy, n)),) for policy in ("merged", "small")]
-    return min((net.found(batch, micro, s) for s in stages), key=lambda f: f.peak)
-
-
-def _largest(m: _Model, budget: int) -> int:
-    """The largest batch that fits; 0 if none does."""
-    def fits(b: int) -> bool:
-        return _smallest(m, b).peak <= m.room(budget, b)
-
-    if not fits(1):
-        return 0
-    low, high = 1, max(2, (budget - m.state) // max(m.sample, 1))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
-def _fastest(net: Net, found: Sequence[Found], room: int) -> Found | None:
-    """The fastest that fits, grown to its largest part sizes, the exact run asked in doubt."""
-    fits = [f for f in found if f.peak <= room]
-    least = min((f.seconds for f in fits), default=0.0) * ALIKE
-    for f in sorted(fits, key=lambda f: (max(f.seconds, least), len(f.stages), f.peak))[:TRIED]:
-        best = net.grown(f, room)
-        if exact(net, best)[1].peak <= room:
-            return best
-    return None
-
-
-def exact(net: Net, f: Found) -> tuple[Step, StepTimeline]:
-    """The compiled step of a schedule and its exact timeline on fakes; alike micro-batches are run three times."""
-    if f in net.exact:
-        return net.exact[f]  # type: ignore[no-any-return]
-    step = net.step(net.schedule(f))
-    n = f.batch
-    if f.micro and n > 4 * f.micro:
-        n = 3 * f.micro + n % f.micro
-    given = tuple(resized(v, n) for v in net.inputs)
-    net.exact[f] = found = step, predict(step, given, resized(net.target, n))
-    return found
-
-
-def _row(m: _Model, f: Found, base: float | None) -> Row:
+def _row(m: Model, f: Found, base: float | None) -> Row:
     schedule = m.net.schedule(f)
     kept = m.net.compose.kept(f.batch, f.micro, f.stages)
-    name = str(schedule) + {0: ""}.get(len(schedule.branches), f", {len(schedule.branches)} sites as branches")
+    branched = len(schedule.branches or ())
+    name = str(schedule) + (f", {branched} sites as branches" if branched else "")
     ratio = f.seconds / base if base else None
     return Row(name, f.batch, m.rank, f.peak, kept, m.state, m.sample * f.batch, ratio,
                round(m.net.work_of(f).macs), schedule)  # fmt: skip
@@ -222,7 +106,7 @@ def _front(found: Sequence[Found]) -> list[Found]:
     return [out[round(i * (len(out) - 1) / (SHOWN - 1))] for i in range(SHOWN)]
 
 
-def _report(t: _Setting, m: _Model, batch: int, found: list[Found], choice: Found | None) -> PlanReport:
+def _report(t: Setting, m: Model, batch: int, found: list[Found], choice: Found | None) -> PlanReport:
     found_under, references, base = _references(t, m, batch)
     before = found_under[0].timeline if base is not None else None
     clocks = [m.net.time_of, *(r.clock for r in found_under)]
@@ -245,33 +129,25 @@ def _report(t: _Setting, m: _Model, batch: int, found: list[Found], choice: Foun
     rows = sorted({r.program: r for r in [*rows, row]}.values(), key=lambda r: r.requested_peak)
     name = f"{after.name}, batch {batch}" + (f", rank {m.rank}" if m.rank else "")
     return replace(
-        report, choice=row, pareto=tuple(rows), one_more=_one_more(t, m, choice), notes=tuple(notes), step=step,
-        after=replace(after, name=name), batches=tuple(_smaller(t, m, batch, base)) if t.batch is None else (),
+        report, choice=row, pareto=tuple(rows), notes=tuple(notes), step=step,
+        one_more=one_more_than(m, choice, t.batch is None), after=replace(after, name=name),
+        batches=tuple(_smaller(t, m, batch, base)) if t.batch is None else (),
     )  # fmt: skip
 
 
-def _one_more(t: _Setting, m: _Model, choice: Found) -> int | None:
-    """Least total with one more sample: in a part of the step, or in the batch where it was free."""
-    more = [f.peak + m.state + m.sample * f.batch for f in m.net.more(choice)]
-    if t.batch is None:
-        f = _smallest(m, choice.batch + 1)
-        more.append(f.peak + m.state + m.sample * f.batch)
-    return min(more, default=None)
-
-
-def _smaller(t: _Setting, m: _Model, batch: int, base: float | None) -> Iterator[Row]:
+def _smaller(t: Setting, m: Model, batch: int, base: float | None) -> Iterator[Row]:
     """For batches of 8, 16, 32, …: the fastest schedule without cuts, and its time by a sample."""
     size = 8
     while size < batch and size <= 512:
         room = m.room(t.budget, size)
-        fits = [f for f in m.net.uncut(size) if f.peak <= room]
+        fits = [f for f in uncut(m.net, size) if f.peak <= room]
         if fits:
             scale = None if base is None else base * size / batch
             yield _row(m, min(fits, key=lambda f: (f.seconds, f.peak)), scale)
         size *= 2
 
 
-def _references(t: _Setting, m: _Model, batch: int) -> tuple[list[Reference], tuple[Row, ...], float | None]:
+def _references(t: Setting, m: Model, batch: int) -> tuple[list[Reference], tuple[Row, ...], float | None]:
     """Full fine-tuning, where the source is there, and the adapted graph, both under autograd; the first's seconds."""
     found, rows, base = [], list[Row](), None
     try:
@@ -291,9 +167,9 @@ def _references(t: _Setting, m: _Model, batch: int) -> tuple[list[Reference], tu
     return found, tuple(rows), base
 
 
-def _obstacle(t: _Setting, m: _Model, batch: int) -> str:
+def _obstacle(t: Setting, m: Model, batch: int) -> str:
     """What takes the room, by name, and what to do."""
-    f = _smallest(m, batch)
+    f = smallest(m, batch)
     if m.state > t.budget:
         return f"weights and optimizer state alone take {m.state:,} of {t.budget:,} bytes; raise --budget"
     given = m.sample * batch
@@ -302,7 +178,7 @@ def _obstacle(t: _Setting, m: _Model, batch: int) -> str:
     at = line.peak_at
     where, way, nbytes = line.by_node(at)[0]
     why = f"; {m.net.coupled}" if m.net.coupled else ""
-    lower = _largest(m, t.budget) if batch > 1 else 0
+    lower = largest(m, t.budget) if batch > 1 else 0
     way_out = f"raise --budget to {total:,}" + (f" or lower --batch to {lower}" if lower else "")
     return (
         f"the smallest step ({m.net.schedule(f)}) takes {total:,}: state {m.state:,}, batch {given:,}, requested peak "
@@ -310,7 +186,7 @@ def _obstacle(t: _Setting, m: _Model, batch: int) -> str:
     )
 
 
-def _measured(report: PlanReport, t: _Setting) -> PlanReport:
+def _measured(report: PlanReport, t: Setting) -> PlanReport:
     """The chosen step run for real on random inputs."""
     if report.step is None or report.choice is None or report.module is None:
         return report

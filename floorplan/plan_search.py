@@ -1,300 +1,101 @@
-"""Schedules of a step and what each takes, from the profile of its units: no schedule is run to be judged.
+"""The schedules of a step that are considered, and how their parts grow: no schedule is run to be judged.
 
-    Net         an adapted model's units in each form a unit can run in, profiled by fake runs at few sizes
-    schedules   whole, micro-batches, one cut, two cuts, cuts inside micro-batches; merged, fast and small forms
-    Found       one schedule at one batch: bytes, seconds, multiply-adds
+    whole, micro-batches, one cut, two cuts, cuts inside micro-batches; units in their merged, fast or small forms
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import combinations, groupby, pairwise
 from typing import Any
 
-from torch import Tensor, fx
-
-from floorplan.compile_step import Schedule, Step, compile_step
-from floorplan.cost_models.schedule import Composer, Head, Stage, Unit, sizes
-from floorplan.errors import FloorplanError
-from floorplan.fused import FusedConv
-from floorplan.plan_profile import Form, Sized, Trace, cuts, form, joints, sized, trace
-from floorplan.plan_time import TimeOf
-from floorplan.plan_work import Worked
-from floorplan.step_graph import ordered, values_of
-from floorplan.timeline_batch import FITTED, resized
+from floorplan.cost_models.schedule import Stage
+from floorplan.plan_net import Found, Net
+from floorplan.timeline_batch import FITTED
 
 SIZES = tuple(1 << k for k in range(8))  # part sizes of stages
 PAIRS = 16  # places for two cuts
 STEEP = 8  # most by which part sizes grow from stage to stage
+STEP = FITTED[0]
 POLICIES = ("merged", "fast", "small")
 
 
-@dataclass(frozen=True)
-class Found:
-    """A schedule of one batch, by the closed form."""
-
-    batch: int
-    micro: int
-    stages: tuple[Stage, ...]
-    peak: int
-    seconds: float
-
-
-class Runs:
-    """One form of the step: profiles at any part size, from runs at two and at few small ones."""
-
-    def __init__(self, step: Step, inputs: Sequence[Any], target: Tensor) -> None:
-        self.step, self.inputs, self.target = step, inputs, target
-        self.done: dict[int, Trace] = {}
-        self.form: Form | None = form(self.run(FITTED[0]), self.run(FITTED[1]), FITTED)
-
-    def run(self, size: int) -> Trace:
-        """A fake run at one size."""
-        if size not in self.done:
-            given = tuple(resized(t, size) for t in self.inputs)
-            self.done[size] = trace(self.step, given, resized(self.target, size))
-        return self.done[size]
-
-    @cached_property
-    def holds(self) -> bool:
-        """Whether the form holds at the smallest sizes too, where sums run in fewer slices."""
-        if self.form is None:
-            return False
-        small, fitted = self.run(2), self.form.trace(2)
-        return (small.events, small.nbytes) == (fitted.events, fitted.nbytes)
-
-    def at(self, size: int) -> Trace:
-        """The profile at a size. Layouts of one sample are ambiguous: that one is always run."""
-        if size == 1 or self.form is None or (size < FITTED[0] and not self.holds):
-            return self.run(size)
-        return self.form.trace(size)
+def places(net: Net) -> list[int]:
+    """Units behind which two cuts are tried: where the map is as small as any before, ends of each level."""
+    least, lows = float("inf"), list[tuple[int, int]]()
+    for k in range(len(net.groups) - 1):
+        width = net.unit(k + 1, FITTED[0], 0).enters
+        if width <= least:
+            least = width
+            lows.append((width, k))
+    runs = [[k for _, k in run] for _, run in groupby(lows, key=lambda e: e[0])]
+    return sorted({k for run in runs for k in (run[0], run[-1])})[-PAIRS:]
 
 
-class Net:
-    """An adapted model as units, each in several forms."""
+def uncut(net: Net, batch: int) -> Iterator[Found]:
+    """The whole batch and micro-batches, without cuts."""
+    for micro in _micros(net, batch):
+        for policy in POLICIES:
+            stage = Stage(0, len(net.groups) - 1, 0, net.forms(policy, micro or batch))
+            yield net.found(batch, micro, (stage,))
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: str, time_of: TimeOf) -> None:
-        self.gm, self.inputs, self.target, self.loss, self.time_of = gm, tuple(inputs), target, loss, time_of
-        self.values = values_of(gm, self.inputs)
-        self.coupled = self._coupled()
-        self.cuts = [] if self.coupled else self._accepted(cuts(gm, self.values))
-        sites = tuple(
-            n.name for n in gm.graph.nodes if n.op == "call_module" and _adapted(gm.get_submodule(str(n.target)))
-        )
-        plain: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-        same = tuple(n for n in sites if self._same_shape(n))
-        self.kinds = list(dict.fromkeys((plain, (sites, ()), (sites, same))))
-        self.runs = [self._runs(*k) for k in self.kinds]
-        self.groups = self._groups()
-        self.sites = self._sites(sites)
-        self.compose = Composer(len(self.groups), self.unit, lambda m: self.sized(m, 0).head)
-        self.exact: dict[Found, Any] = {}
-        self._sized: dict[tuple[int, int], Sized] = {}
-        self._time: dict[Any, float] = {}
-        self._forms: dict[tuple[str, int], tuple[int, ...]] = {}
 
-    def timed(self, time_of: TimeOf) -> None:
-        """Predict times by another clock from now on."""
-        self.time_of = time_of
-        self._time.clear()
-        self._forms.clear()
+def _micros(net: Net, batch: int) -> list[int]:
+    return [0] if net.coupled else [0, *(1 << k for k in range(batch.bit_length()) if 1 << k < batch)]
 
-    def _coupled(self) -> str:
-        try:
-            self.step(Schedule(micro_batch=1))
-        except FloorplanError as e:
-            return str(e)
-        return ""
 
-    def step(self, schedule: Schedule) -> Step:
-        """The compiled step of a schedule."""
-        return compile_step(self.gm, self.loss, self.inputs, plan=schedule)
+def schedules(net: Net, batch: int) -> Iterator[Found]:
+    """Every schedule that is considered for a batch."""
+    for micro in _micros(net, batch):
+        n, seen = micro or batch, set[Any]()
+        for policy in POLICIES:
+            for stages in _staged(net, n, policy):
+                if stages not in seen:
+                    seen.add(stages)
+                    yield net.found(batch, micro, stages)
 
-    def _same_shape(self, name: str) -> bool:
-        node = next(n for n in self.gm.graph.nodes if n.name == name)
-        x, z = self.values[node.all_input_nodes[0].name], self.values[name]
-        return bool(x.shape == z.shape)
 
-    def _accepted(self, names: list[str]) -> list[str]:
-        try:
-            self.step(Schedule(stages=tuple((n, 0) for n in names)))
-        except FloorplanError:  # a stage that a program cannot end in
-            return []
-        return names
+def _staged(net: Net, n: int, policy: str) -> Iterator[tuple[Stage, ...]]:
+    last = len(net.groups) - 1
+    yield (Stage(0, last, 0, net.forms(policy, n)),)
+    if net.coupled or n > SIZES[-1]:
+        return
+    some = [*(s for s in SIZES if s < n), 0]
+    pairs = [(k,) for k in range(last)], combinations(places(net), 2)
+    for count, at in enumerate(pairs, 2):
+        chosen = [c for c in combinations(some, count) if all((b or n) <= STEEP * a for a, b in pairwise(c))]
+        for where in at:
+            edges = [-1, *where, last]
+            for parts in chosen:
+                yield tuple(
+                    Stage(a + 1, b, s, net.forms(policy, s or n))
+                    for a, b, s in zip(edges, edges[1:], parts, strict=False)
+                )
 
-    def _runs(self, branches: tuple[str, ...], reuse: tuple[str, ...]) -> Runs:
-        stages = tuple((n, 0) for n in self.cuts)
-        return Runs(self.step(Schedule(stages=stages, branches=branches, reuse=reuse)), self.inputs, self.target)
 
-    def _groups(self) -> list[tuple[int, int]]:
-        common = set.intersection(*(set(joints(r.run(FITTED[0]))) for r in self.runs))
-        edges = [-1, *sorted(common), len(self.cuts)]
-        return [(a + 1, b) for a, b in zip(edges, edges[1:], strict=False)]
+def grown(net: Net, f: Found, room: int) -> Found:
+    """The same schedule with each part as large as fits `room`, the micro-batch first."""
+    best = f
+    for change in _changes(f):
+        low, high = change.now(best), change.most(best)
 
-    def _sites(self, sites: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Adapted sites of each unit."""
-        ends = [self.cuts[last] for _, last in self.groups[:-1]]
-        out: list[list[str]] = [[]]
-        for n in ordered(self.gm):
-            out[-1] += [n.name] if n.name in sites else []
-            if n.name in ends:
-                out.append([])
-        return [tuple(s) for s in out]
+        def fits(size: int, best: Found = best, change: _Change = change) -> bool:
+            return net.found(best.batch, *change.to(best, size)).peak <= room
 
-    def sized(self, size: int, kind: int) -> Sized:
-        """Units and head at a part size."""
-        if (size, kind) not in self._sized:
-            self._sized[size, kind] = sized(self.runs[kind].at(size), self.groups)
-        return self._sized[size, kind]
+        # Multiples first: between them a profile may take a run of its own.
+        eights = bisect_left(range(high // STEP), True, key=lambda k: (k + 1) * STEP > low and not fits((k + 1) * STEP))
+        low, high = max(low, eights * STEP), min(high, eights * STEP + STEP - 1) if eights < high // STEP else high
+        size = low + bisect_left(range(low + 1, high + 1), True, key=lambda n: not fits(n))
+        if size > change.now(best):
+            best = net.found(f.batch, *change.to(best, size))
+    return best
 
-    def unit(self, k: int, size: int, kind: int) -> Unit:
-        """One unit at a part size, in one of its forms."""
-        return self.sized(size, kind).units[k]
 
-    def head(self, size: int) -> Head:
-        """What ends the step."""
-        return self.sized(size, 0).head
-
-    def work(self, k: int, size: int, kind: int) -> Worked:
-        """What a unit computes in both directions; k = number of units: the head."""
-        forward, backward = self.sized(size, kind).work[k]
-        return forward.plus(backward)
-
-    def seconds(self, k: int, size: int, kind: int) -> float:
-        """Predicted time of a unit."""
-        if (k, size, kind) not in self._time:
-            self._time[k, size, kind] = self.work(k, size, kind).seconds(self.time_of)
-        return self._time[k, size, kind]
-
-    def forms(self, policy: str, size: int) -> tuple[int, ...]:
-        """The form of each unit for parts of `size`: the merged one, the fastest, or the smallest."""
-        key = (policy, size)
-        if key not in self._forms:
-            self._forms[key] = self._chosen(policy, size)
-        return self._forms[key]
-
-    def _chosen(self, policy: str, size: int) -> tuple[int, ...]:
-        def cost(k: int, kind: int) -> float:
-            if policy == "fast":
-                return self.seconds(k, size, kind)
-            u = self.unit(k, size, kind)
-            return max(u.owned, u.back.owned_later if u.back else 0)
-
-        if policy == "merged":
-            return (0,) * len(self.groups)
-        kinds = range(len(self.kinds))
-        return tuple(min(kinds, key=lambda f: (cost(k, f), f)) if s else 0 for k, s in enumerate(self.sites))
-
-    def found(self, batch: int, micro: int, stages: Sequence[Stage]) -> Found:
-        """What a schedule takes."""
-        run = tuple(stages)
-        return Found(batch, micro, run, self.compose.peak(batch, micro, run), self._step_seconds(batch, micro, run))
-
-    def _step_seconds(self, batch: int, micro: int, stages: tuple[Stage, ...]) -> float:
-        total = 0.0
-        for n, times in sizes(batch, micro):
-            for k, s in enumerate(stages):
-                crossing = 0 if k == 0 else self.unit(s.first, n, 0).enters
-                total += times * self.time_of("all", (0.0, 4.0 * crossing, 1.0 if crossing else 0.0))
-                for size, q in sizes(n, s.size):
-                    total += times * q * self._stage_seconds(s, size, k == len(stages) - 1)
-        return total
-
-    def _stage_seconds(self, s: Stage, size: int, last: bool) -> float:
-        key = (s.first, s.last, s.forms, size, last)
-        if key not in self._time:
-            found = sum(self.seconds(k, size, s.forms[k]) for k in range(s.first, s.last + 1))
-            self._time[key] = found + (self.seconds(len(self.groups), size, 0) if last else 0.0)
-        return self._time[key]
-
-    def work_of(self, f: Found) -> Worked:
-        """What the whole step computes."""
-        total = Worked()
-        for n, times in sizes(f.batch, f.micro):
-            for i, s in enumerate(f.stages):
-                for size, q in sizes(n, s.size):
-                    parts = [self.work(k, size, s.forms[k]) for k in range(s.first, s.last + 1)]
-                    parts += [self.work(len(self.groups), size, 0)] if i == len(f.stages) - 1 else []
-                    for p in parts:
-                        total = total.plus(p, times * q)
-        return total
-
-    def schedule(self, f: Found) -> Schedule:
-        """The schedule as compile_step takes it."""
-        kinds = [s.forms[k] for s in f.stages for k in range(s.first, s.last + 1)]
-        picked: list[list[str]] = [[], []]
-        for names, kind in zip(self.sites, kinds, strict=True):
-            for which, chosen in enumerate(self.kinds[kind]):
-                picked[which] += [n for n in names if n in chosen]
-        stages = tuple((self.cuts[self.groups[s.last][1]], s.size) for s in f.stages[:-1])
-        return Schedule(f.micro, stages, f.stages[-1].size, branches=tuple(picked[0]), reuse=tuple(picked[1]))
-
-    def places(self) -> list[int]:
-        """Units behind which two cuts are tried: where the map is as small as any before, ends of each level."""
-        least, lows = float("inf"), list[tuple[int, int]]()
-        for k in range(len(self.groups) - 1):
-            width = self.unit(k + 1, FITTED[0], 0).enters
-            if width <= least:
-                least = width
-                lows.append((width, k))
-        runs = [[k for _, k in run] for _, run in groupby(lows, key=lambda e: e[0])]
-        return sorted({k for run in runs for k in (run[0], run[-1])})[-PAIRS:]
-
-    def uncut(self, batch: int) -> Iterator[Found]:
-        """The whole batch and micro-batches, without cuts."""
-        for micro in self._micros(batch):
-            for policy in POLICIES:
-                stage = Stage(0, len(self.groups) - 1, 0, self.forms(policy, micro or batch))
-                yield self.found(batch, micro, (stage,))
-
-    def _micros(self, batch: int) -> list[int]:
-        return [0] if self.coupled else [0, *(1 << k for k in range(batch.bit_length()) if 1 << k < batch)]
-
-    def schedules(self, batch: int) -> Iterator[Found]:
-        """Every schedule that is considered for a batch."""
-        for micro in self._micros(batch):
-            n, seen = micro or batch, set[Any]()
-            for policy in POLICIES:
-                for stages in self._staged(n, policy):
-                    if stages not in seen:
-                        seen.add(stages)
-                        yield self.found(batch, micro, stages)
-
-    def _staged(self, n: int, policy: str) -> Iterator[tuple[Stage, ...]]:
-        last = len(self.groups) - 1
-        yield (Stage(0, last, 0, self.forms(policy, n)),)
-        if self.coupled or n > SIZES[-1]:
-            return
-        some = [*(s for s in SIZES if s < n), 0]
-        pairs = [(k,) for k in range(last)], combinations(self.places(), 2)
-        for count, at in enumerate(pairs, 2):
-            chosen = [c for c in combinations(some, count) if all((b or n) <= STEEP * a for a, b in pairwise(c))]
-            for where in at:
-                edges = [-1, *where, last]
-                for parts in chosen:
-                    yield tuple(
-                        Stage(a + 1, b, s, self.forms(policy, s or n))
-                        for a, b, s in zip(edges, edges[1:], parts, strict=False)
-                    )
-
-    def grown(self, f: Found, room: int) -> Found:
-        """The same schedule with each part as large as fits `room`, the micro-batch first."""
-        best = f
-        for change in _changes(f):
-            low, high = change.now(best), change.most(best)
-            while low < high:
-                middle = (low + high + 1) // 2
-                tried = self.found(f.batch, *change.to(best, middle))
-                low, high = (middle, high) if tried.peak <= room else (low, middle - 1)
-            if low > change.now(best):
-                best = self.found(f.batch, *change.to(best, low))
-        return best
-
-    def more(self, f: Found) -> list[Found]:
-        """The same schedule with one more sample in a part, for each part that is not the whole."""
-        return [
-            self.found(f.batch, *c.to(f, c.now(f) + 1)) for c in _changes(f) if c.now(f) < c.most(f)
-        ]  # fmt: skip
+def more(net: Net, f: Found) -> list[Found]:
+    """The same schedule with one more sample in a part, for each part that is not the whole."""
+    return [
+        net.found(f.batch, *c.to(f, c.now(f) + 1)) for c in _changes(f) if c.now(f) < c.most(f)
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -320,7 +121,3 @@ class _Change:
 def _changes(f: Found) -> list[_Change]:
     stages = [_Change(k) for k, s in reversed(list(enumerate(f.stages))) if s.size]
     return ([_Change(-1)] if f.micro else []) + stages
-
-
-def _adapted(m: Any) -> bool:
-    return isinstance(m, FusedConv) and bool(m.rank)

@@ -7,7 +7,7 @@ then misses at 4 samples is its stated error.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -18,7 +18,7 @@ from floorplan.plan_work import Amount, Worked
 Machines = Mapping[str, Fitted]
 TimeOf = Callable[[str, Amount], float]
 FITTED, CHECKED = (2, 8), 4  # samples; a BatchNorm that trains needs two
-SECONDS = 0.6  # for the repetitions of one size
+SECONDS = 1.5  # for all repetitions of a program
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Clock:
 def anchored(known: Machines, work: Callable[[int], Worked], step: Callable[[int], Callable[[], Tensor]]) -> Clock:
     """The clock of a program: work(n) and step(n) are of n samples, step(n)() runs."""
     bare = Clock({k: replace(f, machine=replace(f.machine, overhead_s=0.0)) for k, f in known.items()})
-    low, high, seen = (_quickest(step(n)) for n in (*FITTED, CHECKED))
+    low, seen, high = _quickest([step(n) for n in (FITTED[0], CHECKED, FITTED[1])])
     first, last = (work(n).seconds(bare) for n in FITTED)
     scale = (high - low) / (last - first) if high > low and last > first else 1.0
     scale = min(scale, low / first if first > 0 else scale)  # no call takes less than nothing
@@ -53,14 +53,16 @@ def anchored(known: Machines, work: Callable[[int], Worked], step: Callable[[int
     return replace(clock, error=abs(work(CHECKED).seconds(clock) / seen - 1))
 
 
-def _quickest(step: Callable[[], Tensor]) -> float:
-    """Seconds of the fastest call; what slows the others down is not the program."""
-    times, end = [], time.perf_counter() + SECONDS
-    while len(times) < 2 or (time.perf_counter() < end and len(times) < 20):
-        start = time.perf_counter()
-        step().detach().sum().item()  # waits for an accelerator too
-        times.append(time.perf_counter() - start)
-    return min(times)
+def _quickest(steps: Sequence[Callable[[], Tensor]]) -> list[float]:
+    """Seconds of the fastest call of each, smallest step first, in turns: what slows them down comes and goes."""
+    best, end, rounds = [float("inf")] * len(steps), time.perf_counter() + SECONDS, 0
+    while rounds < 2 or (time.perf_counter() < end and rounds < 20):
+        for i, step in enumerate(steps):
+            start = time.perf_counter()
+            step().detach().sum().item()  # waits for an accelerator too
+            best[i] = min(best[i], time.perf_counter() - start)
+        rounds += 1
+    return [min(best[i:]) for i in range(len(best))]  # fewer samples never take longer
 
 
 def error_of(clocks: list[Clock]) -> str:

@@ -87,7 +87,8 @@ def step_work(gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: C
         value = loss(fakes.gm(*fakes.inputs[:-1]), fakes.inputs[-1])
         if value.requires_grad:
             value.backward()  # type: ignore[no-untyped-call]
-    return work.take()
+    found: Worked = work.take()
+    return found
 
 
 def _kind(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[str, float]:

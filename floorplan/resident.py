@@ -52,7 +52,7 @@ def resident_growth(
     """Run the step that `spec` ("pkg.mod:function") makes from JSON arguments in a fresh process.
 
     The function returns a callable without arguments. It runs once to warm up, so it has to leave nothing
-    behind that the next run would find (gradients are set to None first). FloorplanError where the system
+    behind that the next run would find (gradients are set to None at the end). FloorplanError where the system
     has no /proc, or with the child's last line if it fails.
     """
     _available()
@@ -124,10 +124,41 @@ def plain_step(
     target, run = target_for(gm, inputs, loss), LOSSES[loss]
 
     def step() -> None:
-        for p in net.parameters():
-            p.grad = None
         total: Any = run(net(*inputs), target)
         total.backward()
+        net.zero_grad(set_to_none=True)
+
+    return step
+
+
+def compiled_step(
+    model: str, batch: int, schedule: Mapping[str, Any] | None = None, loss: str = "cross_entropy", rank: int = 2,
+    sites: str = "auto", shapes: Sequence[Sequence[int]] | None = None,
+) -> Step:  # fmt: skip
+    """The step that compile_step makes by a schedule (`Schedule.as_dict()`), on random inputs in its own layout.
+
+    model: a file or factory, adapted here with MemFLoRA unless it already is. shapes: as for plain_step.
+    """
+    import torch
+
+    from floorplan.api import adapted, adapter_rank, subject_of
+    from floorplan.bits import as_layout
+    from floorplan.compile_step import compile_step
+    from floorplan.methods import Options, Plan
+    from floorplan.step import target_for
+
+    s = subject_of(model, batch=batch, shapes=shapes)
+    gm: Any = s.model
+    if adapter_rank(gm) is None:
+        gm = adapted(s, Plan("memflora", Options(rank, sites)), verified=False)[0].gm
+    compiled = compile_step(gm, loss, s.inputs, plan=dict(schedule or {}))
+    images = [isinstance(t, torch.Tensor) and t.dim() == 4 for t in s.inputs]
+    inputs = [as_layout(t, compiled.layout) if k else t for t, k in zip(s.inputs, images, strict=True)]
+    target = target_for(gm, s.inputs, loss)
+
+    def step() -> None:
+        compiled(*inputs, target)
+        gm.zero_grad(set_to_none=True)
 
     return step
 

@@ -9,6 +9,7 @@ A name ending in _ overwrites its first argument. 1x1 convs are matrix products 
 temporary; other sums into a buffer go a few samples at a time.
 """
 
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from floorplan.bits import apply_gate, apply_gate_, as_layout, dense_in, layout_of, pack_gate
 from floorplan.compact import Gate, gate_of
 from floorplan.fused import FusedConv
-from floorplan.geometry import conv, conv_input_grad, out_size, pad, padded_size, unpad
+from floorplan.geometry import Geometry, conv, conv_input_grad, out_size, pad, padded_size, unpad
 from floorplan.lowrank import merge, project, q_grad, scaled, up_geometry, up_grad
 
 MORE = 16
@@ -85,17 +86,24 @@ def _like_output(x: Tensor, s: FusedConv) -> Tensor:
 
 
 def _add_branch_(z: Tensor, q: Tensor, s: FusedConv) -> None:
-    up = scaled(cast(Tensor, s.U), s.scale, s.geo)
-    if is_matrix(s):
-        if layout_of(z) and layout_of(q):
-            rows(z).addmm_(rows(q), up.flatten(1).t())
-        else:
-            z.flatten(2).baddbmm_(up.flatten(1).expand(z.shape[0], -1, -1), q.flatten(2))
+    """z += conv(q, a*U)."""
+    up, geo = scaled(cast(Tensor, s.U), s.scale, s.geo), up_geometry(s.geo)
+    if is_matrix(s) and add_product_(z, q, up.flatten(1)):
         return
-    geo = up_geometry(s.geo)
     up = up.flatten(0, 1) if geo.transposed else up
     for i in parts(z.shape[0]):
         z[i].add_(conv(pad(q[i], geo), up, None, geo, geo.groups))
+
+
+def add_product_(y: Tensor, x: Tensor, w: Tensor) -> bool:
+    """y += the 1x1 conv of x by the matrix w (O, I), if y is dense; whether it is."""
+    if layout_of(y):
+        rows(y).addmm_(rows(x), w.t())
+    elif y.is_contiguous():
+        y.flatten(2).baddbmm_(w.expand(x.shape[0], -1, -1), x.flatten(2))
+    else:
+        return False
+    return True
 
 
 def gate_(z: Tensor, s: Any) -> tuple[Tensor, int]:
@@ -158,7 +166,7 @@ def input_grad(g: Tensor, s: FusedConv, shape: tuple[int, ...], branch: bool) ->
     gx = conv_input_grad(g, weight(s, branch), padded_size(shape, geo), geo, geo.groups)
     gx = unpad(gx, geo)
     if branch and s.P is not None:
-        _add_down_(gx, _bottleneck_grad(g, s, shape), s)
+        _add_down_(gx, g, s)
     return gx
 
 
@@ -170,64 +178,54 @@ def _bottleneck_grad(g: Tensor, s: FusedConv, shape: tuple[int, ...]) -> Tensor:
     return q_grad(g, q, cast(Tensor, s.U), s.scale, geo)
 
 
-def _add_down_(gx: Tensor, gq: Tensor, s: FusedConv) -> None:
-    """gx += P^T gq in place."""
-    p, geo = cast(Tensor, s.P), s.geo
-    if geo.sampled:
-        gx = gx[(slice(None), slice(None), *(slice(None, None, k) for k in geo.stride))]
-    if geo.groups == 1 and layout_of(gx) and layout_of(gq):
-        rows(gx).addmm_(rows(gq), p[0])
+def _add_down_(gx: Tensor, g: Tensor, s: FusedConv) -> None:
+    """gx += P^T dL/dq in place."""
+    gq, p, n = _bottleneck_grad(g, s, tuple(gx.shape)), cast(Tensor, s.P), len(s.geo.kernel)
+    at, one, none = _sampled(gx, s), [1] * n, [0] * n
+    if s.geo.groups == 1 and add_product_(at, gq, p[0].t()):
         return
-    if geo.groups == 1 and gx.is_contiguous():
-        gx.flatten(2).baddbmm_(p[0].t().expand(gx.shape[0], -1, -1), gq.flatten(2))
-        return
-    n = len(geo.kernel)
-    down = p.flatten(0, 1).reshape(-1, p.shape[2], *[1] * n)
+    down = p.flatten(0, 1).reshape(-1, p.shape[2], *one)
     for i in parts(gx.shape[0]):
-        one = [1] * n
-        gx[i].add_(torch.convolution(gq[i], down, None, one, [0] * n, one, True, [0] * n, geo.groups))
+        at[i].add_(torch.convolution(gq[i], down, None, one, none, one, True, none, s.geo.groups))
+
+
+def _sampled(x: Tensor, s: FusedConv) -> Tensor:
+    """The positions of x that a strided 1x1 conv reads; all of any other."""
+    steps = s.geo.stride if s.geo.sampled else (1,) * len(s.geo.stride)
+    return x[(slice(None), slice(None), *(slice(None, None, k) for k in steps))]
 
 
 def add_input_grad_(into: Tensor, g: Tensor, s: FusedConv, branch: bool) -> Tensor:
     """into += gx of a site, in place."""
-    geo = s.geo
-    if is_matrix(s) and not branch:
-        w = weight(s, branch).flatten(1)
-        if layout_of(into) and layout_of(g):
-            rows(into).addmm_(rows(g), w)
-            return into
-        if into.is_contiguous() and g.is_contiguous():
-            into.flatten(2).baddbmm_(w.t().expand(g.shape[0], -1, -1), g.flatten(2))
-            return into
-    if geo.sampled and geo.groups == 1:
-        at = into[(slice(None), slice(None), *(slice(None, None, k) for k in geo.stride))]
-        w = weight(s, branch)
-        w = w.flatten(1).t().reshape(w.shape[1], w.shape[0], *[1] * len(geo.kernel))
-        for i in parts(g.shape[0]):
-            n = [0] * len(geo.kernel)
-            one = [1] * len(geo.kernel)
-            at[i].add_(torch.convolution(g[i], w, None, one, n, one, False, n, 1))
-        if branch and s.P is not None:
-            _add_down_(into, _bottleneck_grad(g, s, tuple(into.shape)), s)
-        return into
-    w = weight(s, branch)
-    for i in parts(g.shape[0]):
-        shape = (i.stop - i.start, *into.shape[1:])
-        into[i].add_(unpad(conv_input_grad(g[i], w, padded_size(shape, geo), geo, geo.groups), geo))
+    w, geo = weight(s, branch), s.geo
+    if s.geo.sampled:  # nothing arrives at the other positions
+        narrow = replace(geo, stride=(1,) * len(geo.stride))
+        _add_input_grad_(_sampled(into, s), g, w, narrow)
+    elif not is_matrix(s) or not add_product_(into, g, w.flatten(1).t()):
+        _add_input_grad_(into, g, w, geo)
+    del w
     if branch and s.P is not None:
-        _add_down_(into, _bottleneck_grad(g, s, tuple(into.shape)), s)
+        _add_down_(into, g, s)
     return into
+
+
+def _add_input_grad_(into: Tensor, g: Tensor, w: Tensor, geo: Geometry) -> None:
+    """into += gx, a few samples at a time."""
+    for i in parts(g.shape[0]):
+        size = padded_size(into[i].shape, geo)
+        into[i].add_(unpad(conv_input_grad(g[i], w, size, geo, geo.groups), geo))
 
 
 def input_grad_(g: Tensor, s: FusedConv, branch: bool) -> Tensor:
     """gx of a site whose input and output have one shape, in g's buffer, a few samples at a time."""
     w, geo = weight(s, branch), s.geo
-    gq = _bottleneck_grad(g, s, tuple(g.shape)) if branch and s.P is not None else None
     for i in parts(g.shape[0]):
-        size = padded_size(g[i].shape, geo)
-        g[i].copy_(unpad(conv_input_grad(g[i], w, size, geo, geo.groups), geo))
-    if gq is not None:
-        _add_down_(g, gq, s)
+        part, size = g[i], padded_size(g[i].shape, geo)
+        gx = unpad(conv_input_grad(part, w, size, geo, geo.groups), geo)
+        if branch and s.P is not None:
+            _add_down_(gx, part, s)
+        part.copy_(gx)
+        del gx
     return g
 
 
@@ -267,7 +265,8 @@ def as_map(x: Tensor, layout: int) -> Tensor:
 
 
 __all__ = [
-    "accumulate", "act_", "add_input_grad_", "affine_", "affine_grad", "affine_grad_", "as_map", "bits_of",
+    "accumulate", "act_", "add_input_grad_", "add_product_", "affine_", "affine_grad", "affine_grad_", "as_map",
+    "bits_of",
     "bottleneck", "conv_site", "gate_", "input_grad", "input_grad_", "parts", "rows", "total", "total_",
     "ungate", "ungate_", "up_gradient", "weight",
 ]  # fmt: skip

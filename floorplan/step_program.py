@@ -13,10 +13,13 @@ from typing import Any
 from torch import Tensor, fx
 
 from floorplan.errors import FloorplanError
+from floorplan.schedule import WHOLE, Schedule
+from floorplan.step_forms import branches
 from floorplan.step_graph import crossings, learners, ordered, values_of
 from floorplan.step_ir import Function, Instr
 from floorplan.step_rules import Context, rule_of
 from floorplan.step_stream_rules import Triple, stream_backward, stream_forward, triple
+from floorplan.storage import tensors_in
 
 
 @dataclass(frozen=True)
@@ -54,20 +57,29 @@ class Program:
 
 
 class Builder:
-    """Builds a program; `cuts` names the nodes behind which a stage ends."""
+    """Builds a program by a schedule, for inputs of these sizes."""
 
-    def __init__(
-        self, gm: fx.GraphModule, inputs: Sequence[Any], cuts: Sequence[str] = (),
-        branches: frozenset[str] = frozenset(), reuse: frozenset[str] = frozenset(), stream: int = 0,
-    ) -> None:  # fmt: skip
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], schedule: Schedule = WHOLE) -> None:
         self.gm, self.nodes = gm, ordered(gm)
         self.values = values_of(gm, inputs)
         self.learns = learners(gm, self.values)
-        self.branches, self.reuse, self.stream = branches, reuse, stream
+        self.reuse, self.stream = frozenset(schedule.reuse), schedule.stream
         self.regions: list[RegionSource] = []
         self.names: dict[str, str] = {}
         self.comments = {n.name: _comment(gm, n, self.values.get(n.name)) for n in self.nodes}
-        self.cuts = self._checked(cuts)
+        self.cuts = self._checked([n for n, _ in schedule.stages])
+        batch = next((v.shape[0] for v in tensors_in(tuple(inputs)) if v.dim()), 1)
+        chosen = schedule.branches
+        self.branches = frozenset(branches(gm, self.values, self._sizes(schedule, batch)) if chosen is None else chosen)
+
+    def _sizes(self, s: Schedule, batch: int) -> dict[str, int]:
+        """The samples at a time at every node."""
+        most, at, out = s.micro_batch or batch, 0, {}
+        sizes, ends = [*(m for _, m in s.stages), s.last], [n for n, _ in s.stages]
+        for n in self.nodes:
+            out[n.name] = min(sizes[at] or most, most)
+            at += at < len(ends) and n.name == ends[at]
+        return out
 
     def _checked(self, cuts: Sequence[str]) -> list[tuple[str, str]]:
         possible = {n.name: v.name for n, v in crossings(self.nodes)}

@@ -16,7 +16,16 @@ from floorplan.bits import layout_of
 from floorplan.fused import FusedConv
 from floorplan.geometry import conv, conv_input_grad, pad, padded_size, unpad
 from floorplan.lowrank import scaled
-from floorplan.step_ops import accumulate, bottleneck, gate_, rows, ungate_, up_gradient, weight
+from floorplan.step_ops import (
+    accumulate,
+    add_product_,
+    bottleneck,
+    gate_,
+    rows,
+    ungate_,
+    up_gradient,
+    weight,
+)
 
 Kept = tuple[Tensor | None, Tensor | None, list[Any]]
 
@@ -33,14 +42,6 @@ def _product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     n = x.dim() - 2
     one, none = [1] * n, [0] * n
     return torch.convolution(x, w.reshape(*w.shape, *one), b, one, none, one, False, none, 1)
-
-
-def _add_product_(y: Tensor, x: Tensor, w: Tensor) -> None:
-    """y += the 1x1 conv of x by w."""
-    if layout_of(y) and layout_of(x):
-        rows(y).addmm_(rows(x), w.t())
-    else:
-        y.flatten(2).baddbmm_(w.expand(x.shape[0], -1, -1), x.flatten(2))
 
 
 def _filled(like: Tensor, channels: int, b: Tensor | None) -> Tensor:
@@ -82,8 +83,8 @@ def stream(x: Tensor, e: FusedConv, d: FusedConv, p: FusedConv, c: int) -> tuple
             y = _filled(h, wp.shape[0], p.bias)
             q3 = _filled(h, p.rank, None) if _trains(p) else None
         if q3 is not None:
-            _add_product_(q3, h, cast(Tensor, p.P)[0][:, j])
-        _add_product_(y, h, wp[:, j])
+            add_product_(q3, h, cast(Tensor, p.P)[0][:, j])
+        add_product_(y, h, wp[:, j])
     return cast(Tensor, y), (q1, q3, bits)
 
 
@@ -123,7 +124,7 @@ def stream_grad(
         if gu is not None and q1 is not None:
             gu[j] = _up(gh, q1).view(gu[j].shape)
         if gx is not None:
-            _add_product_(gx, gh, we[j].t())
+            add_product_(gx, gh, we[j].t())
         del gh
     if gu is not None:
         accumulate(cast(Tensor, e.U), scaled(gu, e.scale, e.geo))

@@ -6,6 +6,7 @@ The same stack and colours as the page, on a light ground, one column a timeline
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def _frame(axes: Any, t: StepTimeline, most: float) -> None:
 
 def _stack(axes: Any, t: StepTimeline, most: float) -> None:
     _frame(axes, t, most * 1.14)
-    axes.set_title(clean(t.name), fontsize=11, parse_math=False)
+    axes.set_title(fill(clean(t.name), 44), fontsize=11, parse_math=False)
     chosen = _fullest(t)
     base = np.zeros(len(chosen))
     colours = {b.name: b.light for b in used_bands([t])}

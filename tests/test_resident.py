@@ -9,10 +9,12 @@ import pytest
 import torch
 from small import Residual
 
-from floorplan import resident
+from floorplan import resident, rewrite
+from floorplan.compile_step import Schedule, compile_step
 from floorplan.errors import FloorplanError
 from floorplan.resident import CLEAR, Growth, growth_of, resident_growth
 from floorplan.step import LOSSES, target_for
+from floorplan.step_timeline import predict
 from floorplan.timeline_run import predict_timeline
 from floorplan.trace import trace
 
@@ -53,6 +55,18 @@ def test_growth_of_a_training_step() -> None:
     # Kernels take working memory of their own: oneDNN's copies in its layout, in the contiguous format.
     assert 0.9 * peak < found.growth < 3 * peak and found.before > 20 * MB
     assert str(found) == f"resident growth {found.growth:,}"
+
+
+@needs_proc
+def test_growth_of_a_compiled_step() -> None:
+    schedule = {"micro_batch": 16, "layout": "channels_last"}
+    given = GIVEN | {"sites": "all", "schedule": schedule}
+    found = resident_growth("floorplan.resident:compiled_step", given, threads=1).growth
+    gm = rewrite(Residual(), torch.zeros(64, 3, 32, 32), sites="all", measured=False).module
+    x, y = torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.int64)
+    step = compile_step(gm, "cross_entropy", x, plan=Schedule.of(schedule))
+    whole = predict(compile_step(gm, "cross_entropy", x), (x,), y).peak
+    assert predict(step, (x,), y).peak < found < 0.8 * whole
 
 
 @needs_proc

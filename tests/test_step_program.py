@@ -6,6 +6,7 @@ from small import Residual
 from steps import graph_of
 
 from floorplan.errors import FloorplanError
+from floorplan.schedule import Schedule
 from floorplan.step_program import Builder
 
 
@@ -30,6 +31,6 @@ def test_cuts_must_be_in_order_and_before_the_head() -> None:
     gm = graph_of(Residual(), x)
     for cuts in (("pool", "stem"), ("fc",)):
         with pytest.raises(FloorplanError, match="is no cut in order"):
-            Builder(gm, (x,), cuts).build()
+            Builder(gm, (x,), Schedule(stages=tuple((c, 1) for c in cuts))).build()
     with pytest.raises(FloorplanError, match="conv: more than one value"):
-        Builder(gm, (x,), ("conv",))
+        Builder(gm, (x,), Schedule(stages=(("conv", 1),)))

@@ -4,12 +4,12 @@ import torch
 from small import Residual
 from steps import graph_of
 
-from floorplan.compile_step import compile_step
+from floorplan.compile_step import Schedule, compile_step
 
 
 def test_the_source_of_a_residual_block() -> None:
     x = torch.randn(2, 3, 8, 8)
-    step = compile_step(graph_of(Residual(), x).eval(), "cross_entropy", x)
+    step = compile_step(graph_of(Residual(), x).eval(), "cross_entropy", x, plan=Schedule(branches=()))
     source = step.source
     compile(source, "step.py", "exec")
     assert "LAYOUT = 1  # channels_last" in source
@@ -41,7 +41,7 @@ def test_the_source_of_a_residual_block() -> None:
 
 def test_marks_name_every_node_and_change_nothing_else() -> None:
     x = torch.randn(2, 3, 8, 8)
-    step = compile_step(graph_of(Residual(), x).eval(), "cross_entropy", x)
+    step = compile_step(graph_of(Residual(), x).eval(), "cross_entropy", x, plan=Schedule(branches=()))
     marked = step._source(True).text.splitlines()
     assert [line for line in marked if not line.strip().startswith("at(")] == step.source.splitlines()
     assert any("at('stem', 'backward')" in line for line in marked)
