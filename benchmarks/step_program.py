@@ -51,21 +51,25 @@ CELLS = ("memory", "gradients", "resident", "time")
 def memory(net: Net, row: Row) -> dict[str, Any]:
     """Peaks of one step in bytes, predicted and measured, and what stands apart."""
     made = make(net, row)
-    x, y, predicted, bound = made.x, made.y, None, None
+    x, y = made.x, made.y
+    predicted: StepTimeline | None = None
+    measured: StepTimeline | None = None
     if made.step is not None:
         predicted, measured = predict(made.step, (x,), y), measure(made.step, (x,), y)
-        bound = whole_op_bound(measured)
     elif row.kind in ("full", "autograd"):
         gm = made.model if isinstance(made.model, fx.GraphModule) else trace(made.model, (x,)).gm
         loss = LOSSES["cross_entropy"]
         predicted, measured = (f(gm, (x,), y, loss) for f in (predict_timeline, measure_timeline))
-    else:
+    elif row.kind != "inductor":  # whose kernels allocate unseen
         made.run()
         with visible_graphs():
             measured = call_timeline(lambda enter: made.run(), [*model_state(made.model), x, y])
+    streams = bool(made.step and made.step.schedule.stream)  # runs no op whole
     return {
-        "predicted": predicted.peak if predicted else None, "measured": measured.peak,
-        "same": _same(predicted, measured) if predicted else None, "bound": bound, "state": _state(made.model, x, y),
+        "predicted": predicted.peak if predicted else None, "measured": measured.peak if measured else None,
+        "same": _same(predicted, measured) if predicted and measured else None,
+        "bound": whole_op_bound(measured) if made.step and measured and not streams else None,
+        "state": _state(made.model, x, y),
     }  # fmt: skip
 
 
@@ -91,7 +95,7 @@ def gradients(net: Net, row: Row) -> dict[str, Any] | None:
     samples, smaller = net.checked
     plan = schedule_of(row, adapted_graph(net), net.samples(net.batch)[0])
     x, y = net.samples(samples)
-    gm, x = adapted_graph(net, torch.float64), laid_out(x.double(), row.layout)
+    gm, x = adapted_graph(net, torch.float64, draws=False), laid_out(x.double(), row.layout)
     set_plain(gm, True)
     nn.functional.cross_entropy(gm(x), y).backward()  # type: ignore[no-untyped-call]
     want = _taken(gm)

@@ -3,7 +3,8 @@
     full         every parameter trains
     autograd     the adapted graph, which is what the compiled rows run
     checkpoint   full fine-tuning, segments recomputed by torch.utils.checkpoint
-    budget       full fine-tuning, recomputed as torch.compile's partitioner sees fit
+    budget       full fine-tuning, recomputed as torch.compile's partitioner sees fit, on torch's own kernels
+    inductor     the same, on generated kernels; needs a C++ compiler
     compiled     floorplan.compile_step by a schedule
 """
 
@@ -30,12 +31,12 @@ from floorplan.step_graph import values_of
 from floorplan.storage import StorageTracker
 from floorplan.verify import randomize_adapters
 
-BACKEND = "aot_eager"
+BACKENDS = {"budget": "aot_eager", "inductor": "inductor"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One training step. amount: segments (0: every block) of a checkpoint row, or the budget of a budget row.
+    """One training step. amount: segments (0: every block) of a checkpoint row, or the budget of a compiler's row.
 
     branched: sites that run as two branches: "small:16", where that takes less memory in parts of 16 samples,
     or prefixes of nodes.
@@ -89,8 +90,8 @@ def make(net: Net, row: Row) -> Made:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if row.kind == "checkpoint":
         return Made(model, x, y, step(Segments(net.parts(model), int(row.amount)), x, y))
-    if row.kind == "budget":
-        return Made(model, x, y, _budgeted(model, x, y, row.amount))
+    if row.kind in BACKENDS:
+        return Made(model, x, y, _budgeted(model, x, y, row))
     return Made(model, x, y, step(model, x, y))
 
 
@@ -99,10 +100,14 @@ def source(net: Net) -> nn.Module:
     return randomise_norms(load_model(net.factory).module)
 
 
-def adapted_graph(net: Net, dtype: torch.dtype = torch.float32) -> fx.GraphModule:
-    """The net under MemFLoRA with random U."""
+def adapted_graph(net: Net, dtype: torch.dtype = torch.float32, draws: bool = True) -> fx.GraphModule:
+    """The net under MemFLoRA with random U; `draws` keeps its dropout, which no two runs share."""
     x, _ = net.samples(2)
-    s = subject_of(source(net).to(dtype), x.to(dtype))
+    model = source(net).to(dtype)
+    for m in model.modules():
+        if isinstance(m, nn.Dropout) and not draws:
+            m.p = 0.0
+    s = subject_of(model, x.to(dtype))
     gm = adapted(s, Plan("memflora", Options(RANK, net.sites)), verified=False)[0].gm
     randomize_adapters(gm)
     return gm
@@ -142,15 +147,15 @@ class Segments(nn.Module):
         return out
 
 
-def _budgeted(model: nn.Module, x: Tensor, y: Tensor, budget: float) -> Callable[[], object]:
+def _budgeted(model: nn.Module, x: Tensor, y: Tensor, row: Row) -> Callable[[], object]:
     """A step of torch.compile's model; forward and backward are compiled here, under the budget."""
     import torch._dynamo
     import torch._functorch.config as config
 
     torch._dynamo.reset()
-    compiled: Any = torch.compile(model, backend=BACKEND)
+    compiled: Any = torch.compile(model, backend=BACKENDS[row.kind])
     run = step(compiled, x, y)
-    with config.patch(activation_memory_budget=budget):
+    with config.patch(activation_memory_budget=row.amount):
         run()
     return run
 
@@ -173,15 +178,18 @@ def fresh(net: str, row: str) -> Callable[[], object]:
     return run
 
 
+_BUDGET = {"budget": "activation_memory_budget", "inductor": "Inductor, activation_memory_budget"}
+
+
 def _references(blocks: int) -> list[Row]:
     segments = round(math.sqrt(blocks))
-    budgets = [Row(f"full fine-tuning, activation_memory_budget {b:g}", "budget", amount=b) for b in (0.5, 0.2, 0.1, 0)]
+    budgets = [(0.5, "budget"), (0.2, "budget"), (0.1, "budget"), (0, "budget"), (0.2, "inductor")]
     return [
         Row("full fine-tuning, channels_last", "full"),
         Row("full fine-tuning, contiguous", "full", "contiguous"),
         Row(f"full fine-tuning, checkpoint, {segments} segments", "checkpoint", amount=segments),
         Row("full fine-tuning, checkpoint, every block", "checkpoint"),
-        *budgets,
+        *(Row(f"full fine-tuning, {_BUDGET[kind]} {b:g}", kind, amount=b) for b, kind in budgets),
         Row("autograd, channels_last", "autograd"),
         Row("autograd, contiguous", "autograd", "contiguous"),
     ]

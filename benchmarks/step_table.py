@@ -37,6 +37,7 @@ class Figures:
     name: str
     made: dict[str, Any]
     cells: dict[str, Any]
+    title: str = ""  # of its net
 
     def get(self, cell: str, key: str) -> Any:
         """One figure."""
@@ -66,8 +67,8 @@ class Figures:
 
 def rows_in(document: dict[str, Any], net: str) -> list[Figures]:
     """A net's rows."""
-    found = document["nets"].get(net, {"rows": {}})
-    return [Figures(name, r["made"], r["cells"]) for name, r in found["rows"].items()]
+    found = document["nets"].get(net, {"rows": {}, "title": ""})
+    return [Figures(name, r["made"], r["cells"], found["title"]) for name, r in found["rows"].items()]
 
 
 def page(document: dict[str, Any]) -> str:
@@ -82,12 +83,13 @@ def page(document: dict[str, Any]) -> str:
 
 
 def best(goal: Goal, rows: list[Figures]) -> Figures | None:
-    """The compiled row that answers a goal: the fastest that fits; the smallest if none fits or none was timed."""
+    """The compiled row that answers a goal: the fastest that fits, or the largest if none was timed; if none fits,
+    the smallest."""
     compiled = [r for r in rows if r.made["kind"] == "compiled" and r.peak is not None and r.total is not None]
     fit = [r for r in compiled if r.peak <= goal.peak * MB and r.total <= goal.total * MB]  # type: ignore[operator]
-    if fit and all(_wall(r) is not None for r in fit):
-        return min(fit, key=lambda r: _wall(r) or 0.0)
-    return min(fit or compiled, key=lambda r: r.peak or 0, default=None)
+    if timed := [r for r in fit if _wall(r) is not None]:
+        return min(timed, key=lambda r: _wall(r) or 0.0)
+    return max(fit, key=lambda r: r.peak or 0, default=min(compiled, key=lambda r: r.peak or 0, default=None))
 
 
 def _wall(r: Figures) -> float | None:
@@ -107,7 +109,7 @@ def _goals(document: dict[str, Any]) -> str:
         verdict = "no" if not fits else "not timed" if wall is None else "yes" if wall <= goal.time else "no"
         title = document["nets"][goal.net]["title"]
         lines.append([title, goal, r.name.removeprefix("compiled, "), _mb(r.peak), _mb(r.total), _x(wall), verdict])
-    header = ["net", "asked", "schedule", "peak, MB", "in all, MB", "time", "reached"]
+    header = ["net", "asked", "schedule", "peak, MB", "in all, MB", "wall time", "reached"]
     return _markdown(lines, header, "lllrrrl")
 
 
@@ -133,7 +135,7 @@ def _exact(document: dict[str, Any]) -> str:
 
 
 def _pairs(rows: list[Figures], value: Any) -> list[tuple[float, str]]:
-    return [(v, r.name) for r in rows if (v := value(r)) is not None]
+    return [(v, f"{r.title}: {r.name}") for r in rows if (v := value(r)) is not None]
 
 
 def _difference(r: Figures) -> int | None:

@@ -9,8 +9,9 @@ from floorplan.compile_step import Schedule, compile_step
 from floorplan.errors import FloorplanError
 from floorplan.merge import merge
 from floorplan.plan import plan
+from floorplan.remat_report import remat
 
 __all__ = [
     "FloorplanError", "Schedule", "adapt", "calibrate", "check", "compare", "compile_step", "load", "measure", "merge",
-    "plan", "rewrite", "save",
+    "plan", "remat", "rewrite", "save",
 ]  # fmt: skip

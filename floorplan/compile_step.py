@@ -22,6 +22,7 @@ from floorplan.files import write_text
 from floorplan.ledger import Loss
 from floorplan.schedule import Schedule
 from floorplan.step import LOSSES
+from floorplan.step_guard import Compiled, ready, refuse_mixing, trainable_names
 from floorplan.step_program import Builder, Program
 from floorplan.step_source import Source, SourcePlan, source_of
 from floorplan.storage import arguments, tensors_in
@@ -43,13 +44,11 @@ class Step:
     loss: Loss
     mean: bool
     run: Callable[[Sequence[Any], Any], Tensor] = field(init=False, repr=False)
+    guard: Compiled = field(init=False, repr=False)
 
     def __call__(self, *inputs: Any) -> Tensor:
         """inputs: the model's arguments, then the target. Gradients are added to .grad."""
-        if len(inputs) != len(self.program.inputs) + 1:
-            raise FloorplanError(
-                f"step: takes {len(self.program.inputs)} inputs and a target, {len(inputs)} values were given"
-            )
+        ready(self.guard, inputs)
         return self.run(inputs[:-1], inputs[-1])
 
     @property
@@ -106,16 +105,21 @@ def compile_step(
         raise FloorplanError(f"compile_step: {type(model).__name__} is no adapted graph; give rewrite(...).module")
     if isinstance(loss, str) and loss not in LOSSES:
         raise FloorplanError(f"loss {loss}: not known; use {', '.join(LOSSES)}")
+    if reduction not in ("mean", "sum"):
+        raise FloorplanError(f"reduction {reduction}: not known; use mean or sum")
     run = LOSSES[loss] if isinstance(loss, str) else loss
     mean = (reduction == "mean") and loss != "sum"
     schedule = plan if isinstance(plan, Schedule) else _schedule_of(plan, model)
     args = example_inputs(model) if inputs is None else arguments(inputs)
-    _refuse_coupled(model, schedule)
+    if schedule.parts:
+        refuse_mixing(model, args)
     builder = Builder(model, args, schedule)
     layout = layout_for(builder.values, schedule.layout, model)
     program = builder.build()
     _lay_out(model, layout)
     step = Step(model, schedule, program, layout, run, mean)
+    outputs = program.values[program.head.nodes[-1].name]
+    step.guard = Compiled(model, run, mean, schedule.parts, len(program.inputs), outputs, trainable_names(model))
     step.run = step.bound(model)
     return step
 
@@ -156,16 +160,6 @@ def _lay_out(model: nn.Module, layout: int) -> None:
     for t in [*model.parameters(), *model.buffers()]:
         if t.dim() == 4 and t.is_floating_point():
             t.data = as_layout(t.data, layout)
-
-
-def _refuse_coupled(model: nn.Module, schedule: Schedule) -> None:
-    if not (schedule.micro_batch or schedule.stages):
-        return
-    for name, m in model.named_modules():
-        if isinstance(m, nn.modules.batchnorm._NormBase) and (m.training or m.running_mean is None):
-            if isinstance(m, nn.modules.batchnorm._BatchNorm):
-                raise FloorplanError(f"schedule: {name} ({type(m).__name__}) normalises by the batch, which parts "
-                                     "would change; use the whole batch, or eval mode")  # fmt: skip
 
 
 __all__: Sequence[str] = ("Schedule", "Step", "compile_step")

@@ -148,7 +148,7 @@ class _Run:
         start = self._now()
         self.tracker.enter("loss", "loss")
         self.counted.take()
-        loss, *grads = self.runner.head.finish(self.runner.loss, target, 0.5, box)
+        loss, *grads = self.runner.head.finish(self.runner.part_loss, 0.5, target, box)
         self.head, self.loss = (start, self._now()), self._blocks([loss])[0]
         self.work[-1][0] = self.counted.take()
         self._return(kept, grads)
@@ -174,7 +174,7 @@ class _Run:
             t.grad = None
         self.copies = self._blocks(box)
         start = self._now()
-        found = self.runner.head.finish(self.runner.loss, target, 1.0, box)
+        found = self.runner.head.finish(self.runner.loss, 1.0, target, box)
         self.alone = (start, self._now())
         more = self._blocks([t.grad for t in self.state if t.grad is not None])
         self.grads |= frozenset(more)

@@ -2,8 +2,8 @@
 
     seconds = scale * sum over kinds of max(flops / F, bytes / M) + calls * overhead
 
-F and M come from calibrate_time; scale and overhead are set by real steps of 2 and 8 samples, and what the model
-then misses at 4 samples is its stated error.
+F and M come from calibrate_time; scale and overhead are set by real steps of 2k and 8k samples, k up to 4 where
+steps are quick, and what the model then misses at 4k samples is its stated error.
 """
 
 import time
@@ -17,7 +17,8 @@ from floorplan.plan_work import Amount, Worked
 
 Machines = Mapping[str, Fitted]
 TimeOf = Callable[[str, Amount], float]
-FITTED, CHECKED = (2, 8), 4  # samples; a BatchNorm that trains needs two
+FITTED, CHECKED = (2, 8), 4  # samples, times `_times`; a BatchNorm that trains needs two
+QUICK = 0.1  # seconds of a step that is worth more samples
 SECONDS = 1.5  # for all repetitions of a program
 
 
@@ -37,11 +38,12 @@ class Clock:
 def anchored(known: Machines, work: Callable[[int], Worked], step: Callable[[int], Callable[[], Tensor]]) -> Clock:
     """The clock of a program: work(n) and step(n) are of n samples, step(n)() runs."""
     bare = Clock({k: replace(f, machine=replace(f.machine, overhead_s=0.0)) for k, f in known.items()})
-    low, seen, high = _quickest([step(n) for n in (FITTED[0], CHECKED, FITTED[1])])
-    first, last = (work(n).seconds(bare) for n in FITTED)
+    k = _times(step(FITTED[0]))
+    low, seen, high = _quickest([step(k * n) for n in (FITTED[0], CHECKED, FITTED[1])])
+    first, last = (work(k * n).seconds(bare) for n in FITTED)
     scale = (high - low) / (last - first) if high > low and last > first else 1.0
     scale = min(scale, low / first if first > 0 else scale)  # no call takes less than nothing
-    calls = sum(v[2] for v in work(FITTED[0]).by_kind.values())
+    calls = sum(v[2] for v in work(k * FITTED[0]).by_kind.values())
     overhead = max(low - scale * first, 0.0) / max(calls, 1.0)
 
     def fitted(f: Fitted) -> Fitted:
@@ -50,7 +52,17 @@ def anchored(known: Machines, work: Callable[[int], Worked], step: Callable[[int
                                           overhead_s=overhead))  # fmt: skip
 
     clock = Clock({k: fitted(f) for k, f in known.items()})
-    return replace(clock, error=abs(work(CHECKED).seconds(clock) / seen - 1))
+    return replace(clock, error=abs(work(k * CHECKED).seconds(clock) / seen - 1))
+
+
+def _times(step: Callable[[], Tensor]) -> int:
+    """How many times more samples a step should have to last: few samples are all overhead."""
+    took = []
+    for _ in range(2):
+        start = time.perf_counter()
+        step().detach().sum().item()
+        took.append(time.perf_counter() - start)
+    return max(1, min(4, int(QUICK / min(took))))
 
 
 def _quickest(steps: Sequence[Callable[[], Tensor]]) -> list[float]:
@@ -70,4 +82,4 @@ def error_of(clocks: list[Clock]) -> str:
     known = [c.error for c in clocks if c.error is not None]
     if not known:
         return "by given rates; no real step was run to check them"
-    return f"fitted to real steps of {FITTED[0]} and {FITTED[1]} samples, misses those of {CHECKED} by {max(known):.0%}"
+    return f"fitted to real steps of few and of four times as many samples, misses one between by {max(known):.0%}"

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from floorplan.errors import FloorplanError
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -21,19 +23,32 @@ class Schedule:
     stream: int = 0  # hidden channels at a time in inverted residuals; 0: whole maps
     reuse: tuple[str, ...] = ()  # sites whose input gradient takes the output gradient's buffer
 
+    @property
+    def parts(self) -> bool:
+        """Whether the batch is taken apart."""
+        return bool(self.micro_batch or self.stages)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for plan.json."""
         return asdict(self)
 
     @staticmethod
     def of(data: Mapping[str, Any]) -> "Schedule":
-        """The inverse of `as_dict`."""
-        known = {k: data[k] for k in Schedule.__dataclass_fields__ if k in data}
+        """The inverse of `as_dict`; FloorplanError for what is no schedule."""
+        try:
+            return Schedule(**{k: data[k] for k in Schedule.__dataclass_fields__ if k in data})
+        except (TypeError, ValueError) as e:
+            raise FloorplanError(f"schedule: {e}; write one with `floorplan plan --json`") from e
+
+    def __post_init__(self) -> None:
+        """Sequences become tuples; FloorplanError for sizes that are no numbers of samples."""
+        object.__setattr__(self, "stages", tuple((str(n), m) for n, m in self.stages))
         for name in ("branches", "reuse"):
-            if known.get(name) is not None:
-                known[name] = tuple(known[name])
-        known["stages"] = tuple((str(n), int(m)) for n, m in known.get("stages", ()))
-        return Schedule(**known)
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(value))
+        for n in (self.micro_batch, self.last, self.stream, *(m for _, m in self.stages)):
+            if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+                raise FloorplanError(f"schedule: {n} is no size; give a whole number of samples, 0 for all at once")
 
     def __str__(self) -> str:
         sizes = [*(str(m or "all") for _, m in self.stages), str(self.last or "all")]

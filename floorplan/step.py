@@ -4,13 +4,14 @@ Two conventions stand beside each other (docs/accounting.md): distinct storages,
 every saved tensor once for each op that saved it, as the paper's Table 3 counts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from floorplan.adapter import adapters
 from floorplan.cost_models import memory
@@ -50,6 +51,19 @@ def cross_entropy(out: Any, target: Any) -> Tensor:
     return F.cross_entropy(next(tensors_in(out)), target)
 
 
+def counted(target: Tensor) -> float:
+    """What a mean cross entropy divides by: targets of -100 count nowhere. A fake target counts in full."""
+    if target.is_floating_point():
+        return target.numel() / target.shape[1]
+    valid = (target != -100).sum()
+    return float(target.numel() if isinstance(valid, FakeTensor) else valid)
+
+
+def total_cross_entropy(out: Any, target: Any) -> Tensor:
+    """The sum over samples of `cross_entropy`."""
+    return F.cross_entropy(next(tensors_in(out)), target, reduction="sum")
+
+
 def mse(out: Any, target: Any) -> Tensor:
     """Mean squared error of the first output with a target of its shape."""
     return F.mse_loss(next(tensors_in(out)), target)
@@ -60,6 +74,8 @@ def total_of(out: Any, target: Any) -> Tensor:
     return torch.stack([t.sum() for t in tensors_in(out)]).sum()
 
 
+# Means that count their targets: what parts of a batch add up, and what the sum is divided by.
+COUNTED: dict[Loss, tuple[Loss, Callable[[Any], float]]] = {cross_entropy: (total_cross_entropy, counted)}
 LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "mse": mse, "sum": total_of}
 
 

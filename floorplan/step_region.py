@@ -89,7 +89,7 @@ class Region:
         return tuple(s.take() for s in slots)
 
     def finish(
-        self, loss: Callable[[Any, Any], Tensor], target: Any, share: float, args: list[Any]
+        self, loss: Callable[[Any, Any], Tensor], share: float, target: Any, args: list[Any]
     ) -> tuple[Any, ...]:
         """Loss of the whole batch's share, and gradients of the arguments; empties `args`."""
         slots: list[_Slot] = []

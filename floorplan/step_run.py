@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 
 from floorplan.bits import layout_of
+from floorplan.ledger import Loss
+from floorplan.step import COUNTED
 from floorplan.step_region import Region
 
 Box = list[Any]
+Batch = tuple[int, float]  # samples of the whole batch, and how many of their targets count; 0: no matter
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Runner:
     head: Region
     sizes: Sequence[int]
     micro: int
-    loss: Callable[[Any, Any], Tensor]
+    loss: Loss
     mean: bool  # the loss is a mean over samples, not a sum
     at: Callable[[str, str], None] | None = None  # told when the head begins
 
@@ -49,14 +52,16 @@ class Runner:
         """Fill .grad with the gradients of the loss on the whole batch; returns the loss."""
         n = _samples(inputs)
         total: Tensor | None = None
+        parts = bool(self.micro or any(self.sizes))
+        count = COUNTED[self.loss][1](target) if parts and self.loss in COUNTED else 0.0
         for part in _parts(n, self.micro):
             box = [_sliced(a, part, n) for a in inputs]
-            value = self._down(0, box, _sliced(target, part, n), n)[0]
+            value = self._down(0, box, _sliced(target, part, n), (n, count))[0]
             total = value if total is None else total.add_(value)
         assert total is not None
         return total
 
-    def _down(self, k: int, box: Box, target: Any, batch: int) -> tuple[Tensor, list[Any]]:
+    def _down(self, k: int, box: Box, target: Any, batch: Batch) -> tuple[Tensor, list[Any]]:
         """Stage k and all behind it: the loss, and the gradients of its arguments."""
         n, s = _samples(box), self.stages[k]
         size = self.sizes[k]
@@ -81,7 +86,7 @@ class Runner:
             del out
         return loss, back.box()
 
-    def _whole(self, k: int, box: Box, target: Any, batch: int) -> tuple[Tensor, list[Any]]:
+    def _whole(self, k: int, box: Box, target: Any, batch: Batch) -> tuple[Tensor, list[Any]]:
         s, n = self.stages[k], _samples(box)
         out = s.forward(box)
         kept, results = list(out[s.results :]), list(out[: s.results])
@@ -89,17 +94,28 @@ class Runner:
         if k < len(self.stages) - 1:
             loss, grads = self._down(k + 1, results, target, batch)
         else:
-            share = n / batch if self.mean else 1.0
             if self.at is not None:
                 self.at("loss", "loss")
-            loss, *grads = self.head.finish(self.loss, target, share, results)
+            loss, *grads = self.head.finish(*self._share(n, batch), target, results)
         if not s.trains:
             return loss, []
         given = [*grads, *kept]
         del grads, kept
         return loss, list(s.backward(given))
 
-    def _ends(self, k: int, box: Box, target: Any, batch: int, size: int) -> tuple[Tensor, list[Any]]:
+    @property
+    def part_loss(self) -> Loss:
+        """The loss of a part of the batch: a sum where the mean counts its targets."""
+        return COUNTED[self.loss][0] if self.loss in COUNTED else self.loss
+
+    def _share(self, n: int, batch: Batch) -> tuple[Loss, float]:
+        """The loss of n samples, and what to multiply it by."""
+        size, count = batch
+        if n == size:
+            return self.loss, 1.0
+        return self.part_loss, 1 / count if count else n / size if self.mean else 1.0
+
+    def _ends(self, k: int, box: Box, target: Any, batch: Batch, size: int) -> tuple[Tensor, list[Any]]:
         """The last stage in parts, forward and backward at once; a part's gradient takes its own place."""
         n, s = _samples(box), self.stages[k]
         args, total = box[:], None

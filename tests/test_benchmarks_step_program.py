@@ -32,7 +32,8 @@ def document(*rows: Figures) -> dict[str, Any]:
         (Goal("n", 10, 1.0), [row("big", 20, 0.1), row("slow", 5, 0.9), row("fast", 9, 0.5)], "fast"),
         (Goal("n", 10, 1.0, 8), [row("slow", 5, 0.9), row("fast", 9, 0.5)], "slow"),  # the total counts too
         (Goal("n", 4, 1.0), [row("big", 20, 0.1), row("small", 5, 0.9)], "small"),  # none fits
-        (Goal("n", 10, 1.0), [row("timed", 9, 0.5), row("untimed", 5)], "untimed"),
+        (Goal("n", 10, 1.0), [row("timed", 8, 0.5), row("untimed", 9)], "timed"),
+        (Goal("n", 10, 1.0), [row("small", 5), row("large", 9), row("big", 20)], "large"),
         (Goal("n", 10, 1.0), [row("autograd", 1, 0.1, kind="autograd"), row("fast", 9, 0.5)], "fast"),
     ],
 )
@@ -58,11 +59,11 @@ def cells_of(text: str, word: str) -> list[list[str]]:
 
 
 def test_verdicts_of_the_page() -> None:
-    rows = [row("compiled, a", 17, 0.7), row("compiled, b|c", 12, 0.95), row("compiled, d", 5)]
-    asked = cells_of(page(document(*rows)), "MNv2")
-    assert [c[-1] for c in asked] == ["not timed", "not timed", "no"] and asked[0][2] == "d"
-    timed = [*rows[:2], row("compiled, d", 5, 1.2)]
-    asked = cells_of(page(document(*timed)), "MNv2")
+    rows = [row("compiled, a", 17, 0.7), row("compiled, b|c", 12, 0.95), row("compiled, d", 4)]
+    asked = cells_of(page(document(*rows)), "peak ≤")
+    assert [c[-1] for c in asked] == ["yes", "no", "not timed"]
+    timed = [*rows[:2], row("compiled, d", 4, 1.2)]
+    asked = cells_of(page(document(*timed)), "peak ≤")
     assert [c[2] for c in asked] == ["a", "b\\|c", "d"] and [c[-1] for c in asked] == ["yes", "no", "no"]
     assert [c[-2] for c in asked] == ["0.70", "0.95", "1.20"]
 
@@ -74,7 +75,7 @@ def test_exactness_names_the_worst_row() -> None:
     fine = row("compiled, fine", 10)
     fine.cells["gradients"] = {"error": 2e-15}
     exact = [c[2:] for c in cells_of(page(document(off, fine)), "compiled, off)")]
-    assert ["7 (compiled, off)", "2", "1"] in exact and ["3e-11 (compiled, off)", "2", "1"] in exact
+    assert ["7 (MNv2: compiled, off)", "2", "1"] in exact and ["3e-11 (MNv2: compiled, off)", "2", "1"] in exact
 
 
 def test_missing_and_failed_cells_are_said() -> None:

@@ -182,6 +182,14 @@ def test_schedules_are_plain_data() -> None:
     assert str(s) == "micro-batch 16, stages 4|8|16 cut at a, b" and str(Schedule()) == "whole batch"
 
 
+@pytest.mark.parametrize(
+    "data", [{"micro_batch": -1}, {"micro_batch": "x"}, {"stages": [["a", 1.5]]}, {"stages": 3}, {"last": True}]
+)
+def test_what_is_no_schedule(data: dict[str, Any]) -> None:
+    with pytest.raises(FloorplanError, match="schedule: "):
+        Schedule.of(data)
+
+
 def test_errors_are_one_line() -> None:
     x = torch.randn(3, 3, 8, 8)
     gm = graph_of(Residual(), x)

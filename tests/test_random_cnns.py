@@ -5,6 +5,7 @@ import gc
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -236,8 +237,10 @@ def unproved(*args: Any, **kwargs: Any) -> tuple[Proof, tuple[str, ...]]:
 
 
 @pytest.fixture
-def small_runs() -> Iterator[None]:
+def small_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One thread, for maps this small; threads and garbage collection as they were afterwards."""
+    # What is old is frozen here once in a while; asking how much is, at every run, takes a third of the time.
+    monkeypatch.setattr("floorplan.ledger._young_garbage", nullcontext)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -71,7 +71,7 @@ def test_finish_shares_the_loss() -> None:
     region = Region(lambda m, x: m(x), model, (True,), lambda: model.weight)
     args: list[Tensor] = [torch.ones(4, 3)]
     with torch.no_grad():
-        loss, gx = region.finish(lambda out, t: (out * t).mean(), torch.ones(4, 1), 0.5, args)
+        loss, gx = region.finish(lambda out, t: (out * t).mean(), 0.5, torch.ones(4, 1), args)
     assert not args and torch.allclose(loss, 0.5 * model(torch.ones(4, 3)).mean())
     assert torch.allclose(gx, model.weight.detach().expand(4, 3) / 8)
     assert torch.allclose(model.weight.grad, torch.full((1, 3), 0.5))
