@@ -19,7 +19,7 @@ from floorplan.compare import resized as filled
 from floorplan.errors import FloorplanError
 from floorplan.methods import Options, Plan
 from floorplan.plan_choice import exact, fastest, largest, one_more_than, smallest
-from floorplan.plan_model import Model, Setting, model_at
+from floorplan.plan_model import Model, Setting, model_at, streamed
 from floorplan.plan_net import Found
 from floorplan.plan_reference import Reference, reference
 from floorplan.plan_report import PlanReport, Row
@@ -75,14 +75,22 @@ def _first(t: Setting, ranks: Sequence[int]) -> tuple[Model, int, list[Found], F
     last = None
     for rank in sorted(set(ranks), reverse=True):
         m = model_at(t, rank)
-        batch = t.batch or largest(m, t.budget)
-        found = list(schedules(m.net, batch or 1))
-        choice = fastest(m.net, found, m.room(t.budget, batch)) if batch else None
-        last = (m, batch or 1, found, choice)
-        if choice is not None or m.rank != rank:
+        last = _tried(t, m)
+        if last[3] is None and (narrow := streamed(m, t)) is not None:
+            other = _tried(t, narrow)
+            least = smallest(other[0], other[1]).peak < smallest(last[0], last[1]).peak
+            last = other if other[3] is not None or least else last
+        if last[3] is not None or m.rank != rank:
             break
     assert last is not None
     return last
+
+
+def _tried(t: Setting, m: Model) -> tuple[Model, int, list[Found], Found | None]:
+    """All schedules of a model, and the fastest that fits."""
+    batch = t.batch or largest(m, t.budget)
+    found = list(schedules(m.net, batch or 1))
+    return m, batch or 1, found, fastest(m.net, found, m.room(t.budget, batch)) if batch else None
 
 
 def _row(m: Model, f: Found, base: float | None) -> Row:
@@ -172,17 +180,16 @@ def _obstacle(t: Setting, m: Model, batch: int) -> str:
     f = smallest(m, batch)
     if m.state > t.budget:
         return f"weights and optimizer state alone take {m.state:,} of {t.budget:,} bytes; raise --budget"
-    given = m.sample * batch
-    total = m.state + given + f.peak
-    line = exact(m.net, f)[1]
-    at = line.peak_at
+    given, line = m.sample * batch, exact(m.net, f)[1]
+    total, at = m.state + given + line.peak, line.peak_at
     where, way, nbytes = line.by_node(at)[0]
     why = f"; {m.net.coupled}" if m.net.coupled else ""
     lower = largest(m, t.budget) if batch > 1 else 0
+    lower = lower if lower < batch else 0
     way_out = f"raise --budget to {total:,}" + (f" or lower --batch to {lower}" if lower else "")
     return (
         f"the smallest step ({m.net.schedule(f)}) takes {total:,}: state {m.state:,}, batch {given:,}, requested peak "
-        f"{f.peak:,}, of which {nbytes:,} in {where or '-'} ({way}); {way_out}{why}"
+        f"{line.peak:,}, of which {nbytes:,} in {where or '-'} ({way}); {way_out}{why}"
     )
 
 

@@ -1,7 +1,7 @@
 """What a plan works on: the settings of a request, and the model adapted at one rank with its constants."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
 
@@ -69,6 +69,16 @@ def model_at(t: Setting, rank: int) -> Model:
     one = [resized(v, 1) for v in (*s.inputs, target)]
     sample = sum(_bytes([v]) for v in tensors_in(tuple(one)))
     return Model(gm, own, target, net, _bytes(state) + optimizer_state(trained), sample)
+
+
+STREAM = 16  # hidden channels at a time
+
+
+def streamed(m: Model, t: Setting) -> Model | None:
+    """The same with inverted residuals streamed by channels; None if it has none."""
+    if m.net.coupled or not m.net.wide:
+        return None
+    return replace(m, net=Net(m.gm, m.net.inputs, m.target, t.loss, m.net.time_of, STREAM))
 
 
 def _step_clock(t: Setting, net: Net) -> Clock:

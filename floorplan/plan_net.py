@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,8 @@ from floorplan.fused import FusedConv
 from floorplan.plan_profile import Form, Sized, Trace, cuts, form, joints, sized, trace
 from floorplan.plan_time import TimeOf
 from floorplan.plan_work import Worked
-from floorplan.step_graph import ordered, values_of
+from floorplan.step_graph import learners, ordered, values_of
+from floorplan.step_stream_rules import wide
 from floorplan.timeline_batch import FITTED, resized
 
 ODD = 13  # samples, no multiple of any number of slices
@@ -69,11 +70,15 @@ class Runs:
 class Net:
     """An adapted model as units, each in several forms."""
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: str, time_of: TimeOf) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: str, time_of: TimeOf, stream: int = 0
+    ) -> None:
         self.gm, self.inputs, self.target, self.loss, self.time_of = gm, tuple(inputs), target, loss, time_of
+        self.stream = stream
         self.values = values_of(gm, self.inputs)
+        self.wide = wide(gm, self.values, learners(gm, self.values))
         self.coupled = self._coupled()
-        self.cuts = [] if self.coupled else self._accepted(cuts(gm, self.values))
+        self.cuts = [] if self.coupled else self._accepted(self._cuts())
         sites = tuple(
             n.name for n in gm.graph.nodes if n.op == "call_module" and _adapted(gm.get_submodule(str(n.target)))
         )
@@ -95,6 +100,10 @@ class Net:
         self._time.clear()
         self._forms.clear()
 
+    def _cuts(self) -> list[str]:
+        inner = self.wide if self.stream else set()
+        return [n for n in cuts(self.gm, self.values) if n not in inner]
+
     def _coupled(self) -> str:
         try:
             self.step(Schedule(micro_batch=1))
@@ -104,7 +113,7 @@ class Net:
 
     def step(self, schedule: Schedule) -> Step:
         """The compiled step of a schedule."""
-        return compile_step(self.gm, self.loss, self.inputs, plan=schedule)
+        return compile_step(self.gm, self.loss, self.inputs, plan=replace(schedule, stream=self.stream))
 
     def _same_shape(self, name: str) -> bool:
         node = next(n for n in self.gm.graph.nodes if n.name == name)
@@ -223,7 +232,8 @@ class Net:
             for which, chosen in enumerate(self.kinds[kind]):
                 picked[which] += [n for n in names if n in chosen]
         stages = tuple((self.cuts[self.groups[s.last][1]], s.size) for s in f.stages[:-1])
-        return Schedule(f.micro, stages, f.stages[-1].size, branches=tuple(picked[0]), reuse=tuple(picked[1]))
+        return Schedule(f.micro, stages, f.stages[-1].size, branches=tuple(picked[0]), stream=self.stream,
+                        reuse=tuple(picked[1]))  # fmt: skip
 
 
 def _adapted(m: Any) -> bool:

@@ -1,5 +1,7 @@
 """Straight-line rules of an inverted residual that is streamed in groups of channels (step_stream)."""
 
+from typing import Any
+
 from torch import fx
 
 from floorplan.step_ir import Instr
@@ -31,6 +33,13 @@ def triple(c: Context, node: fx.Node) -> Triple | None:
     alone = all(len(tensors(n)) == 1 for n in chain[:2])
     e, d, p = chain
     return (e, d, p) if alone and streams(*map(c.module, chain)) else None
+
+
+def wide(gm: fx.GraphModule, values: dict[str, Any], learns: set[str]) -> set[str]:
+    """Nodes whose maps streaming does without: no stage may end behind them."""
+    c = Context(gm, values, learns, frozenset(), frozenset(), stream=1)
+    found = [t for n in gm.graph.nodes if n.op == "call_module" and (t := triple(c, n)) is not None]
+    return {n.name for t in found for n in t[:2]}
 
 
 def stream_forward(c: Context, t: Triple) -> None:

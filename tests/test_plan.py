@@ -11,6 +11,7 @@ import pytest
 import torch
 from plans import MACHINES, NETS, model_of, net_of
 from steps import by_autograd, gradients, worst
+from test_step_stream import Inverted
 from torch import nn
 
 from floorplan import FloorplanError, compile_step, load, rewrite, save
@@ -159,3 +160,13 @@ def test_budgets_are_read() -> None:
 def test_options_that_are_none(options: dict[str, Any]) -> None:
     with pytest.raises(FloorplanError, match="--loss|--batch"):
         made("1MB", **options)
+
+
+def test_wide_maps_are_streamed_where_nothing_else_fits() -> None:
+    torch.manual_seed(0)
+    x, net = torch.randn(2, 3, 24, 20), Inverted()
+    report = plan(net, 130_000, x, batch=4, ranks=(1,), machines=MACHINES, measured=True, loss="sum")
+    assert report.choice is not None and report.choice.schedule.stream and report.choice.total <= 130_000
+    assert report.measured is not None and report.measured["requested_peak"] == report.choice.requested_peak
+    less = plan(net, report.choice.total - 1, x, batch=4, ranks=(1,), machines=MACHINES, loss="sum")
+    assert less.choice is None and f"{report.choice.total:,}" in str(less.obstacle)
