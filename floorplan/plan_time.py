@@ -55,24 +55,30 @@ def anchored(known: Machines, work: Callable[[int], Worked], step: Callable[[int
     return replace(clock, error=abs(work(k * CHECKED).seconds(clock) / seen - 1))
 
 
+def _clock(step: Callable[[], Tensor]) -> Callable[[], float]:
+    """CPU time where the step runs on one, which other processes leave alone; else wall time."""
+    return time.process_time if step().device.type == "cpu" else time.perf_counter
+
+
 def _times(step: Callable[[], Tensor]) -> int:
     """How many times more samples a step should have to last: few samples are all overhead."""
-    took = []
+    took, tick = [], _clock(step)
     for _ in range(2):
-        start = time.perf_counter()
+        start = tick()
         step().detach().sum().item()
-        took.append(time.perf_counter() - start)
+        took.append(tick() - start)
     return max(1, min(4, int(QUICK / min(took))))
 
 
 def _quickest(steps: Sequence[Callable[[], Tensor]]) -> list[float]:
     """Seconds of the fastest call of each, smallest step first, in turns: what slows them down comes and goes."""
+    tick = _clock(steps[0])
     best, end, rounds = [float("inf")] * len(steps), time.perf_counter() + SECONDS, 0
     while rounds < 2 or (time.perf_counter() < end and rounds < 20):
         for i, step in enumerate(steps):
-            start = time.perf_counter()
+            start = tick()
             step().detach().sum().item()  # waits for an accelerator too
-            best[i] = min(best[i], time.perf_counter() - start)
+            best[i] = min(best[i], tick() - start)
         rounds += 1
     return [min(best[i:]) for i in range(len(best))]  # fewer samples never take longer
 
