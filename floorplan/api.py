@@ -27,6 +27,7 @@ from floorplan.plan_file import plan_of, read_plan, schedule_in
 from floorplan.report import CheckReport
 from floorplan.rewrite_report import RewriteReport
 from floorplan.sites import tied_convs
+from floorplan.step_graph import crossings, ordered
 from floorplan.storage import arguments
 from floorplan.trace import Traced, trace
 from floorplan.verify import Verifier, double_copy, runs_in_double, same_outputs, same_start
@@ -258,6 +259,9 @@ def rewrite(
         document = read_plan(plan)
         chosen, schedule = plan_of(document), schedule_in(document)
     traced, log = adapted(s, chosen, verified=True)
+    for name in [n for n, _ in (schedule or {}).get("stages", ())]:
+        if name not in {n.name for n, _ in crossings(ordered(traced.gm))}:
+            raise FloorplanError(f"--plan: {name} is no place to cut {s.name}; the plan is of another model")
     after = _report(s, traced, traced.gm, "rewritten", chosen.options.rank, log, measured, None)
     after = replace(after, method=chosen.method)
     traced.gm.meta["floorplan"] = recorded(chosen, s.inputs) | ({"schedule": schedule} if schedule else {})

@@ -6,20 +6,23 @@
 The gradients are those of the whole batch, whatever the schedule.
 """
 
+import copy
 import hashlib
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from floorplan.adapter import adapters
 from floorplan.bits import as_layout
 from floorplan.errors import FloorplanError
 from floorplan.files import write_text
 from floorplan.ledger import Loss
+from floorplan.plan_file import plan_of, read_plan, schedule_in
 from floorplan.schedule import Schedule
 from floorplan.step import LOSSES
 from floorplan.step_guard import Compiled, ready, refuse_mixing, trainable_names
@@ -50,6 +53,16 @@ class Step:
         """inputs: the model's arguments, then the target. Gradients are added to .grad."""
         ready(self.guard, inputs)
         return self.run(inputs[:-1], inputs[-1])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Step":
+        """A step of a copy of the module."""
+        twin = Step(copy.deepcopy(self.module, memo), self.schedule, self.program, self.layout, self.loss, self.mean)
+        twin.guard = replace(self.guard, module=twin.module)
+        twin.run = twin.bound(twin.module)
+        return twin
+
+    def __reduce__(self) -> Any:
+        raise FloorplanError("step: is not written to a file; save the model and compile it again, or step.save(path)")
 
     @property
     def source(self) -> str:
@@ -111,6 +124,8 @@ def compile_step(
     mean = (reduction == "mean") and loss != "sum"
     schedule = plan if isinstance(plan, Schedule) else _schedule_of(plan, model)
     args = example_inputs(model) if inputs is None else arguments(inputs)
+    if not any(isinstance(a, Tensor) for a in args):
+        raise FloorplanError("compile_step: no input is a tensor; give example inputs, batch first")
     if schedule.parts:
         refuse_mixing(model, args)
     builder = Builder(model, args, schedule)
@@ -119,19 +134,25 @@ def compile_step(
     _lay_out(model, layout)
     step = Step(model, schedule, program, layout, run, mean)
     outputs = program.values[program.head.nodes[-1].name]
-    step.guard = Compiled(model, run, mean, schedule.parts, len(program.inputs), outputs, trainable_names(model))
+    step.guard = Compiled(
+        model, run, mean, schedule.parts, len(program.inputs), outputs, tuple(program.names), trainable_names(model)
+    )
     step.run = step.bound(model)
     return step
 
 
 def _schedule_of(plan: Mapping[str, Any] | str | Path | None, model: fx.GraphModule) -> Schedule:
-    from floorplan.plan_file import schedule_in
-
     if plan is None:
         return Schedule.of(model.meta.get("floorplan", {}).get("schedule", {}))
-    if isinstance(plan, str | Path) or "schema" in plan:
-        return Schedule.of(schedule_in(plan))
-    return Schedule.of(plan)
+    if not isinstance(plan, str | Path | Mapping):
+        raise FloorplanError(f"compile_step: a {type(plan).__name__} is no plan; give a Schedule or a plan.json")
+    if isinstance(plan, Mapping) and "schema" not in plan:
+        return Schedule.of(plan)
+    document = read_plan(plan)
+    planned, has = plan_of(document).options.rank, {m.rank for _, m in adapters(model)}
+    if has and has != {planned}:
+        raise FloorplanError(f"compile_step: the plan is for rank {planned}, the model has rank {max(has)}; plan again")
+    return Schedule.of(schedule_in(document))
 
 
 def example_inputs(model: fx.GraphModule) -> tuple[Any, ...]:

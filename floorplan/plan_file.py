@@ -7,6 +7,7 @@ from typing import Any
 
 from floorplan.errors import FloorplanError
 from floorplan.methods import Options, Plan, method
+from floorplan.schedule import Schedule
 
 SCHEMA = "floorplan.plan/1"
 
@@ -33,7 +34,7 @@ def schedule_in(plan: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     found = read_plan(plan)["choice"].get("plan")
     if not isinstance(found, dict):
         raise FloorplanError("plan: its choice has no schedule; write one with `floorplan plan --json`")
-    return found
+    return Schedule.of(found).as_dict()
 
 
 def plan_of(document: Mapping[str, Any]) -> Plan:

@@ -42,10 +42,15 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Sequences become tuples; FloorplanError for sizes that are no numbers of samples."""
-        object.__setattr__(self, "stages", tuple((str(n), m) for n, m in self.stages))
-        for name in ("branches", "reuse"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, tuple(value))
+        try:
+            object.__setattr__(self, "stages", tuple((str(n), m) for n, m in self.stages))
+            for name in ("branches", "reuse"):
+                if (value := getattr(self, name)) is not None:
+                    object.__setattr__(self, name, tuple(map(str, value)))
+        except (TypeError, ValueError) as e:
+            raise FloorplanError(f"schedule: {e}; stages are (node, size) pairs, branches and reuse node names") from e
+        if not isinstance(self.layout, str):
+            raise FloorplanError(f"schedule: layout {self.layout!r}: give auto, contiguous or channels_last")
         for n in (self.micro_batch, self.last, self.stream, *(m for _, m in self.stages)):
             if isinstance(n, bool) or not isinstance(n, int) or n < 0:
                 raise FloorplanError(f"schedule: {n} is no size; give a whole number of samples, 0 for all at once")

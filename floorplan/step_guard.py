@@ -35,6 +35,7 @@ class Compiled:
     parts: bool  # whether the batch is taken apart
     inputs: int
     outputs: Any  # what the module returns, on fakes
+    sites: tuple[str, ...]  # modules that the straight-line code stands for
     trained: tuple[str, ...]  # what required a gradient when it was compiled
 
 
@@ -57,9 +58,24 @@ def ready(step: Compiled, given: tuple[Any, ...]) -> None:
     device = next(t.device.type for t in given[:-1] if isinstance(t, Tensor))
     if torch.is_autocast_enabled(device):
         raise FloorplanError("step: runs in the model's own precision; call it outside autocast")
+    if torch.is_inference_mode_enabled():
+        raise FloorplanError("step: inference mode keeps no gradients; call it outside torch.inference_mode()")
+    _refuse_hooks(step)
     if step.parts:
         refuse_coupled(step.module)
         _refuse_unsplit(step, given[-1], batch)
+
+
+def _refuse_hooks(step: Compiled) -> None:
+    """FloorplanError naming a hook that straight-line code would not call."""
+    for path in step.sites:
+        m = step.module.get_submodule(path)
+        if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
+            raise FloorplanError(f"step: {path} got a hook since it was compiled, which would not run; compile it again")
+    for name, p in step.module.named_parameters():
+        if p.requires_grad and (p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)):
+            raise FloorplanError(f"step: {name} has a gradient hook, which a compiled step does not call; "
+                                 "read .grad after the step instead")  # fmt: skip
 
 
 def refuse_coupled(model: nn.Module) -> None:
@@ -80,11 +96,17 @@ def refuse_mixing(model: fx.GraphModule, inputs: Sequence[Any]) -> None:
         return
     given = smaller_inputs(model, resized(inputs, 2))
     with eval_mode(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        whole, one = (list(tensors_in(model(*(cut(x, 0, n, 2) for x in given)))) for n in (2, 1))
-    for a, b in zip(whole, one, strict=True):
-        if a.shape[:1] == (2,) and relative_error(a[:1], b) > 1e-3:
-            raise FloorplanError("schedule: a sample's output depends on the other samples of its batch, which parts "
-                                 "would change; use the whole batch")  # fmt: skip
+        whole, *ones = (
+            list(tensors_in(model(*(cut(x, a, b, 2) for x in given)))) for a, b in ((0, 2), (0, 1), (1, 2))
+        )
+    for k, out in enumerate(whole):
+        if out.shape[:1] != (2,):
+            raise FloorplanError(f"schedule: the model's output {list(out.shape)} for two samples does not have them "
+                                 "in front, so a batch cannot be taken apart; use the whole batch")  # fmt: skip
+        for i, one in enumerate(ones):
+            if one[k].shape != out[:1].shape or relative_error(out[i : i + 1], one[k]) > 1e-3:
+                raise FloorplanError("schedule: a sample's output depends on the other samples of its batch, which "
+                                     "parts would change; use the whole batch")  # fmt: skip
     _ALONE.add(model)
 
 

@@ -69,7 +69,11 @@ class Builder:
         self.comments = {n.name: _comment(gm, n, self.values.get(n.name)) for n in self.nodes}
         self.cuts = self._checked([n for n, _ in schedule.stages])
         batch = next((v.shape[0] for v in tensors_in(tuple(inputs)) if v.dim()), 1)
-        chosen = schedule.branches
+        chosen, known = schedule.branches, {n.name for n in self.nodes}
+        if strange := [n for n in (*(chosen or ()), *schedule.reuse) if n not in known]:
+            raise FloorplanError(f"schedule: {strange[0]}: the model has no such node")
+        if odd := [n for n in known if not n.isidentifier()]:
+            raise FloorplanError(f"schedule: {odd[0]!r}: no name that code can have; rename the node")
         self.branches = frozenset(branches(gm, self.values, self._sizes(schedule, batch)) if chosen is None else chosen)
 
     def _sizes(self, s: Schedule, batch: int) -> dict[str, int]:

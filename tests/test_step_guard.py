@@ -1,5 +1,7 @@
 """Calls that a compiled step must not take: wrong arguments, changed trainables, losses that do not add up."""
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -112,3 +114,59 @@ def test_a_model_that_mixes_samples_is_not_split() -> None:
 def test_reductions(gm: fx.GraphModule) -> None:
     with pytest.raises(FloorplanError, match="reduction avg: not known"):
         compiled(gm, nn.CrossEntropyLoss(), reduction="avg")
+
+
+class Rolled(Centred):
+    """Features of the sample before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = torch.relu(self.conv(x)).mean((2, 3))
+        return self.fc(f + 0.5 * f[:1])  # type: ignore[no-any-return]
+
+
+class TimeFirst(Centred):
+    """Samples in the second dimension of what it returns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).t()
+
+
+@pytest.mark.parametrize(
+    ("model", "words"), [(Rolled, "depends on the other"), (TimeFirst, "does not have them in front")]
+)
+def test_more_models_that_are_not_split(model: type[nn.Module], words: str) -> None:
+    with pytest.raises(FloorplanError, match=words):
+        compile_step(graph_of(model(), X), "sum", X, plan=Schedule(micro_batch=2))
+
+
+def test_hooks_and_inference_mode(gm: fx.GraphModule) -> None:
+    step = compiled(gm)
+    with pytest.raises(FloorplanError, match="inference"), torch.inference_mode():
+        step(X, Y)
+    handle = gm.get_submodule("conv").register_forward_hook(lambda m, a, out: None)
+    with pytest.raises(FloorplanError, match="conv got a hook"):
+        step(X, Y)
+    handle.remove()
+    gm.get_submodule("conv").U.register_hook(lambda g: g)
+    with pytest.raises(FloorplanError, match="conv.U has a gradient hook"):
+        step(X, Y)
+
+
+def test_copies_and_pickles(gm: fx.GraphModule) -> None:
+    step = compiled(gm)
+    twin = copy.deepcopy(step)
+    twin(X, Y)
+    assert gradients(twin.module) and not gradients(gm)
+    with pytest.raises(FloorplanError, match="is not written to a file"):
+        pickle.dumps(step)
+
+
+def test_no_code_comes_from_a_schedule(gm: fx.GraphModule) -> None:
+    for bad in ({"micro_batch": "__import__('os').abort() or 0"}, {"layout": ["x"]}, {"stages": [["a", "1"]]}):
+        with pytest.raises(FloorplanError, match="schedule: "):
+            compile_step(gm, "cross_entropy", X, plan=bad)
+    for bad in ({"branches": ["no"]}, {"reuse": ["no"]}, {"stages": [['"""', 2]]}):
+        with pytest.raises(FloorplanError, match="no such node|more than one value"):
+            compile_step(gm, "cross_entropy", X, plan=bad)
+    with pytest.raises(FloorplanError, match="is no plan"):
+        compile_step(gm, "cross_entropy", X, plan=5)  # type: ignore[arg-type]
