@@ -25,6 +25,7 @@ from floorplan.plan_reference import Reference, reference
 from floorplan.plan_report import PlanReport, Row
 from floorplan.plan_search import schedules, uncut
 from floorplan.plan_time import Clock, Machines, error_of
+from floorplan.resident import resident_growth
 from floorplan.step import LOSSES, target_for
 from floorplan.step_timeline import measure
 from floorplan.storage import model_state
@@ -67,7 +68,11 @@ def plan(
     setting = Setting(s, room, batch, loss, method, (sites, seed, train_head), known, machines is None)
     found = _first(setting, ranks)
     report = _report(setting, *found)
-    return _measured(report, setting) if measured else report
+    if measured:
+        report = _measured(report, setting)
+        plain = not (weights or allow or trust or train_head) and method == "memflora"
+        report = _grown(report, str(model), setting) if isinstance(model, str) and plain else report
+    return report
 
 
 def _first(t: Setting, ranks: Sequence[int]) -> tuple[Model, int, list[Found], Found | None]:
@@ -200,3 +205,18 @@ def _measured(report: PlanReport, t: Setting) -> PlanReport:
     given = filled(t.subject.inputs, report.choice.batch)
     found = measure(report.step, given, target_for(report.module, given, t.loss))
     return replace(report, measured={"requested_peak": found.peak, "total": found.total})
+
+
+def _grown(report: PlanReport, model: str, t: Setting) -> PlanReport:
+    """How much a process grows by the chosen step: kernels take memory that no dispatcher sees."""
+    c = report.choice
+    if c is None or c.schedule is None or report.measured is None:
+        return report
+    shapes = [list(v.shape[1:]) for v in t.subject.inputs if isinstance(v, Tensor)]
+    options = {"model": model, "batch": c.batch, "schedule": c.schedule.as_dict(), "loss": t.loss, "rank": c.rank or 1,
+               "sites": t.rest[0], "shapes": shapes}  # fmt: skip
+    try:
+        grown = resident_growth("floorplan.resident:compiled_step", options, threads=torch.get_num_threads()).growth
+    except FloorplanError as e:
+        return replace(report, notes=(*report.notes, str(e)))
+    return replace(report, measured={**report.measured, "resident_growth": grown})

@@ -112,6 +112,8 @@ class PlanReport:
         if self.measured is not None:
             real = self.measured["requested_peak"]
             lines.append(f"  measured requested peak {real:,}, difference {c.requested_peak - real:,}")
+            if (grown := self.measured.get("resident_growth")) is not None:
+                lines.append(f"  resident growth {grown:,}, {grown / max(real, 1):.2f} of it (apart)")
         return lines + ([f"  {self.obstacle}"] if self.obstacle else [])
 
 

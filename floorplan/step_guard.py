@@ -71,7 +71,7 @@ def _refuse_hooks(step: Compiled) -> None:
     for path in step.sites:
         m = step.module.get_submodule(path)
         if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
-            raise FloorplanError(f"step: {path} got a hook since it was compiled, which would not run; compile it again")
+            raise FloorplanError(f"step: {path} got a hook since it was compiled; it would not run, so compile again")
     for name, p in step.module.named_parameters():
         if p.requires_grad and (p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)):
             raise FloorplanError(f"step: {name} has a gradient hook, which a compiled step does not call; "
