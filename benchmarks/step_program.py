@@ -151,12 +151,17 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.read()
+
+    def read(self) -> None:
+        """What the file holds now: another run may have written to it."""
         self.document: dict[str, Any] = {"schema": "floorplan.step_program/1", "nets": {}}
-        if path.exists():
-            self.document = json.loads(path.read_text())
+        if self.path.exists():
+            self.document = json.loads(self.path.read_text())
 
     def cells(self, net: str, row: Row) -> dict[str, Any]:
-        """The row's cells; empty ones if it, or a version, has changed."""
+        """The row's cells as the file holds them; empty ones if it, or a version, has changed."""
+        self.read()
         now = versions()
         found = self.document["nets"].setdefault(net, {"title": NETS[net].title, "versions": now, "rows": {}})
         if found["versions"] != now:
@@ -203,8 +208,7 @@ def work(store: Store, name: str, row: Row, o: argparse.Namespace) -> None:
     """Measure what is missing of a row; what fails is noted with its reason, and tried again next time."""
     base = next(iter(rows_of(name).values()))
     for cell, job in jobs(NETS[name], row, base, o).items():
-        cells = store.cells(name, row)
-        if "failed" not in cells.get(cell, {"failed": ""}) and not o.again:
+        if "failed" not in store.cells(name, row).get(cell, {"failed": ""}) and not o.again:
             continue
         start = time.perf_counter()
         try:
@@ -212,7 +216,7 @@ def work(store: Store, name: str, row: Row, o: argparse.Namespace) -> None:
         except Exception as e:
             value = {"failed": f"{type(e).__name__}: {e}".strip().splitlines()[0][:200]}
         if value is not None:
-            cells[cell] = value
+            store.cells(name, row)[cell] = value
             store.write()
             print(f"{name} | {row.name} | {cell} ({time.perf_counter() - start:.0f} s) {value}", flush=True)
 
@@ -237,6 +241,7 @@ def main() -> None:
         for row in rows_of(name).values():
             if options.rows in row.name:
                 work(store, name, row, options)
+    store.read()
     store.write()
 
 

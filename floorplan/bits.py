@@ -11,7 +11,10 @@ segment at a time; elsewhere torch shifts do. No mask of the size of the map eve
 """
 
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -75,6 +78,34 @@ def _segments(n: int, step: int) -> Iterator[tuple[slice, slice]]:
         yield slice(i, j), slice(i // 8, (j + 7) // 8)
 
 
+def spread(n: int, work: Callable[[slice, slice], None], threads: bool) -> None:
+    """work(elements, bytes of their bits) for every segment of n; by torch's number of threads where it may.
+
+    numpy lets go of the interpreter's lock; torch ops would start a team of threads in each thread.
+    """
+    parts = list(_segments(n, CPU_SEGMENT))
+    teams = min(torch.get_num_threads(), len(parts)) if threads else 1
+    if teams < 2:
+        for part, where in parts:
+            work(part, where)
+        return
+
+    def some(k: int) -> None:
+        for part, where in parts[k::teams]:
+            work(part, where)
+
+    others = [_pool(os.getpid()).submit(some, k) for k in range(1, teams)]
+    some(0)
+    for o in others:
+        o.result()
+
+
+@cache
+def _pool(pid: int) -> ThreadPoolExecutor:
+    """Threads of this process: a fork does not inherit them."""
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="floorplan")
+
+
 @torch.library.custom_op("floorplan::pack_gate", mutates_args=())
 def pack_gate(z: Tensor, lo: float, hi: float, closed: bool) -> Tensor:
     """Bits of lo < z < hi (lo <= z <= hi if closed), z of any shape -> uint8 (ceil(numel/8),)."""
@@ -94,11 +125,13 @@ def _(z: Tensor, lo: float, hi: float, closed: bool) -> Tensor:
 
 
 def _pack_gate_numpy(z: Tensor, lo: float, hi: float, closed: bool, out: Tensor) -> None:
-    bits = out.numpy()
-    for part, where in _segments(z.numel(), CPU_SEGMENT):
-        s = z[part]
-        mask = _between(s.numpy() if s.dtype in _NUMPY else s, lo, hi, closed)
+    bits, values = out.numpy(), z.numpy() if z.dtype in _NUMPY else z
+
+    def work(part: slice, where: slice) -> None:
+        mask = _between(values[part], lo, hi, closed)
         bits[where] = np.packbits(np.asarray(mask), bitorder="little")
+
+    spread(z.numel(), work, z.dtype in _NUMPY)
 
 
 def _pack_gate_torch(z: Tensor, lo: float, hi: float, closed: bool, out: Tensor) -> None:
@@ -154,11 +187,20 @@ def _(g: Tensor, packed: Tensor, layout: int, inside: float, outside: float) -> 
 
 
 def _apply_numpy(g: Tensor, packed: Tensor, inside: float, outside: float, out: Tensor) -> None:
-    bits = packed.numpy()
-    for part, where in _segments(g.numel(), CPU_SEGMENT):
-        s, o = g[part], out[part]
-        m = np.unpackbits(bits[where], count=s.numel(), bitorder="little")
-        _select(s, torch.from_numpy(m), inside, outside, o)
+    bits, n = packed.numpy(), g.numel()
+    ints = _INTS[g.element_size()]
+    plain = {inside, outside} == {0.0, 1.0}  # the common gate: nothing but bits
+    source, target = (g.view(ints).numpy(), out.view(ints).numpy()) if plain else (None, None)
+
+    def work(part: slice, where: slice) -> None:
+        m = np.unpackbits(bits[where], count=part.stop - part.start, bitorder="little").view(np.int8)
+        if source is None or target is None:
+            _select(g[part], torch.from_numpy(m).view(torch.uint8), inside, outside, out[part])
+        else:
+            keep = np.negative(m) if inside else m - np.int8(1)
+            np.bitwise_and(source[part], keep, out=target[part])
+
+    spread(n, work, plain)
 
 
 def _apply_torch(g: Tensor, packed: Tensor, inside: float, outside: float, out: Tensor) -> None:

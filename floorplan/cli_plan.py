@@ -57,7 +57,7 @@ def plan(
     Exit code 0: something fits. 1: nothing does, and what stands in the way is said. 2: the input cannot be used.
     """
     files = _Files(emit, html, arena, snapshot, trace, tuple(picture or ()))
-    files.check(json_file)
+    files.check(model, json_file)
     with busy(f"planning {model}"):
         found = plan_step(
             model, budget, batch=batch, ranks=numbers("--rank", rank), loss=loss, method=method, sites=sites,
@@ -85,12 +85,18 @@ class _Files:
         self.emit, self.html, self.arena, self.snapshot, self.trace = emit, html, arena, snapshot, trace
         self.pictures = pictures
 
-    def check(self, json_file: str | None) -> None:
-        """FloorplanError before anything runs if a file could not be written."""
+    def check(self, model: str, json_file: str | None) -> None:
+        """FloorplanError before anything runs if a file could not be written, or is written twice."""
         plain = (self.emit, self.html, self.arena, self.snapshot, self.trace, *self.pictures)
-        for path in (*plain, None if json_file == "-" else json_file):
-            if path:
-                ensure_writable(path, force=True)
+        paths = [p for p in (*plain, None if json_file == "-" else json_file) if p]
+        taken = {Path(model.rpartition(":")[0] or model).resolve()}
+        for path in paths:
+            if path == "-":
+                raise FloorplanError("-: only --json can go to stdout; name a file")
+            target = ensure_writable(path, force=True).resolve()
+            if target in taken:
+                raise FloorplanError(f"{path}: is the model or another output; name a file of its own")
+            taken.add(target)
         if self.arena and Path(self.arena).suffix not in (".json", ".h"):
             raise FloorplanError(f"--arena {self.arena}: neither JSON nor a C header; name a .json or .h file")
 

@@ -21,8 +21,10 @@ from floorplan.adapter import adapters
 from floorplan.bits import as_layout
 from floorplan.errors import FloorplanError
 from floorplan.files import write_text
+from floorplan.fused import FusedConv
 from floorplan.ledger import Loss
 from floorplan.plan_file import plan_of, read_plan, schedule_in
+from floorplan.remat_region import Forgetful, Keep, Promise
 from floorplan.schedule import Schedule
 from floorplan.step import LOSSES
 from floorplan.step_guard import Compiled, ready, refuse_mixing, trainable_names
@@ -33,7 +35,7 @@ from floorplan.storage import arguments, tensors_in
 LAYOUTS = ("auto", "contiguous", "channels_last")
 
 
-@dataclass
+@dataclass(repr=False)
 class Step:
     """A compiled training step. `step(*inputs, target)` fills .grad and returns the loss.
 
@@ -52,7 +54,16 @@ class Step:
     def __call__(self, *inputs: Any) -> Tensor:
         """inputs: the model's arguments, then the target. Gradients are added to .grad."""
         ready(self.guard, inputs)
-        return self.run(inputs[:-1], inputs[-1])
+        untouched = [p for p in self.module.parameters() if p.grad is None]
+        try:
+            return self.run(inputs[:-1], inputs[-1])
+        except (RuntimeError, ValueError, TypeError, IndexError) as e:
+            for p in untouched:  # what a part has added so far is no gradient of the batch
+                p.grad = None
+            raise FloorplanError(f"step: {type(e).__name__}: {' '.join(str(e).split())[:300]}") from e
+
+    def __repr__(self) -> str:
+        return f"Step({type(self.module).__name__}, {self.schedule}, {len(self.fallback)} nodes under autograd)"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Step":
         """A step of a copy of the module."""
@@ -122,6 +133,10 @@ def compile_step(
         raise FloorplanError(f"reduction {reduction}: not known; use mean or sum")
     run = LOSSES[loss] if isinstance(loss, str) else loss
     mean = (reduction == "mean") and loss != "sum"
+    again = next((n for n, m in model.named_modules() if isinstance(m, Keep | Promise | Forgetful)), None)
+    if again is not None:
+        raise FloorplanError(f"compile_step: {again} computes again what it let go, which autograd alone runs; compile "
+                             "the model as it was before remat")  # fmt: skip
     schedule = plan if isinstance(plan, Schedule) else _schedule_of(plan, model)
     args = example_inputs(model) if inputs is None else arguments(inputs)
     if not any(isinstance(a, Tensor) for a in args):
@@ -165,11 +180,16 @@ def example_inputs(model: fx.GraphModule) -> tuple[Any, ...]:
     return make_inputs(model, [tuple(s[1:]) for s in recorded], 2)
 
 
-def layout_for(values: Mapping[str, Any], asked: str, model: nn.Module) -> int:
+def _is_site(gm: fx.GraphModule, n: fx.Node) -> bool:
+    return isinstance(gm.get_submodule(str(n.target)), FusedConv)
+
+
+def layout_for(values: Mapping[str, Any], asked: str, model: fx.GraphModule) -> int:
     """1 for channels_last: where it is asked for, or by itself for 2-D float32 and 16-bit maps."""
     if asked not in LAYOUTS:
         raise FloorplanError(f"layout {asked}: not known; use {', '.join(LAYOUTS)}")
-    maps = [t for v in values.values() for t in tensors_in(v) if t.is_floating_point() and t.dim() > 2]
+    sites = [n.name for n in model.graph.nodes if n.op == "call_module" and _is_site(model, n)]
+    maps = [t for n in sites or values for t in tensors_in(values.get(n)) if t.is_floating_point() and t.dim() > 2]
     flat = bool(maps) and all(t.dim() == 4 for t in maps)
     if asked == "channels_last" and not any(t.dim() == 4 for t in maps):
         raise FloorplanError("layout channels_last: the model has no (B, C, H, W) map; use contiguous")

@@ -33,7 +33,7 @@ def draw(found: Comparison, path: str | Path, force: bool = True) -> None:
         with whole(target) as draft:
             figure.savefig(draft, dpi=150)
     except (ValueError, OSError) as e:
-        raise FloorplanError(f"--plot {target}: {e}") from e
+        raise FloorplanError(f"{target}: {e}") from e
     finally:
         pyplot.close(figure)
 
@@ -42,14 +42,14 @@ def ensure_drawable(path: str | Path, force: bool = True) -> tuple[Path, Any]:
     """The path and matplotlib, if a picture can go there; to be asked before anything is computed."""
     target = ensure_writable(path, force)
     if target.suffix not in (".png", ".svg", ".pdf"):
-        raise FloorplanError(f"--plot {path}: name a .png, .svg or .pdf file")
+        raise FloorplanError(f"{path}: name a .png, .svg or .pdf file")
     try:
         import matplotlib
 
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError as e:
-        raise FloorplanError("--plot: matplotlib is not installed; pip install matplotlib") from e
+        raise FloorplanError("plots: matplotlib is not installed; pip install matplotlib") from e
     return target, pyplot
 
 

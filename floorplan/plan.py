@@ -77,9 +77,13 @@ def plan(
 
 def _first(t: Setting, ranks: Sequence[int]) -> tuple[Model, int, list[Found], Found | None]:
     """The largest rank at which something fits, with all schedules and the choice; else the smallest rank."""
-    last = None
+    last, refused = None, None
     for rank in sorted(set(ranks), reverse=True):
-        m = model_at(t, rank)
+        try:
+            m = model_at(t, rank)
+        except FloorplanError as e:  # too high a rank for every conv
+            refused = e
+            continue
         last = _tried(t, m)
         if last[3] is None and (narrow := streamed(m, t)) is not None:
             other = _tried(t, narrow)
@@ -87,7 +91,8 @@ def _first(t: Setting, ranks: Sequence[int]) -> tuple[Model, int, list[Found], F
             last = other if other[3] is not None or least else last
         if last[3] is not None or m.rank != rank:
             break
-    assert last is not None
+    if last is None:
+        raise refused or FloorplanError("--rank: none was given")
     return last
 
 
@@ -102,7 +107,7 @@ def _row(m: Model, f: Found, base: float | None) -> Row:
     schedule = m.net.schedule(f)
     kept = m.net.compose.kept(f.batch, f.micro, f.stages)
     branched = len(schedule.branches or ())
-    name = str(schedule) + (f", {branched} sites as branches" if branched else "")
+    name = str(schedule) + (f", {branched} site{'s' * (branched > 1)} as branches" if branched else "")
     ratio = f.seconds / base if base else None
     return Row(name, f.batch, m.rank, f.peak, kept, m.state, m.sample * f.batch, ratio,
                round(m.net.work_of(f).macs), schedule)  # fmt: skip

@@ -54,8 +54,12 @@ class RematReport:
             "schema": "floorplan.remat/1", "model": self.name, "batch": self.batch, "loss": self.loss,
             "budget": self.budget, "state": self.state, "rung": self.result.rung, "fits": self.fits,
             "measured": self.measured, "lossy": list(self.lossy), "versions": versions(), "rungs": rungs,
-            "notes": [*self.notes, *self.result.notes],
+            "notes": [*self.notes, *self._words()],
         }  # fmt: skip
+
+    def _words(self) -> list[str]:
+        """The search's notes, but for its own budget, which leaves out what stands apart."""
+        return [n for n in self.result.notes if not n.startswith("budget of ")]
 
     def __str__(self) -> str:
         rows = [
@@ -70,7 +74,7 @@ class RematReport:
             gap = self.result.peak_after - self.measured
             lines.append(f"measured requested peak: {self.measured:,} B, difference {gap:,}")
         lines += [f"LOSSY: {line}" for line in self.lossy]
-        lines += [f"note: {n}" for n in dict.fromkeys((*self.notes, *self.result.notes))]
+        lines += [f"note: {n}" for n in dict.fromkeys((*self.notes, *self._words()))]
         if self.budget is not None:
             lines.append(f"budget {self.budget:,} B: {'met' if self.fits else 'not met, nothing was written'}")
         return "\n".join(lines)

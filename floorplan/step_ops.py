@@ -18,7 +18,16 @@ from torch import Tensor, nn
 from floorplan.bits import apply_gate, apply_gate_, as_layout, dense_in, layout_of, pack_gate
 from floorplan.compact import Gate, gate_of
 from floorplan.fused import FusedConv
-from floorplan.geometry import Geometry, conv, conv_input_grad, out_size, pad, padded_size, unpad
+from floorplan.geometry import (
+    Geometry,
+    conv,
+    conv_input_grad,
+    conv_weight_grad,
+    out_size,
+    pad,
+    padded_size,
+    unpad,
+)
 from floorplan.lowrank import merge, project, q_grad, scaled, up_geometry, up_grad
 
 MORE = 16
@@ -144,11 +153,10 @@ def ungate_(g: Tensor, bits: tuple[Tensor, int], gate: Any) -> Tensor:
 
 def up_gradient(g: Tensor, q: Tensor, s: FusedConv) -> Tensor:
     """gU of a site from the gated gradient and its bottleneck."""
-    up = cast(Tensor, s.U)
-    if is_matrix(s) or (s.geo.sampled and s.geo.groups == 1):
-        if layout_of(g) and layout_of(q):
-            gu = torch.mm(rows(g).t(), rows(q))
-            return scaled(gu.view(up.shape), s.scale, s.geo)
+    up, geo = cast(Tensor, s.U), up_geometry(s.geo)
+    if layout_of(g) and geo.groups == 1 and not geo.transposed:
+        # As a matrix product with so few columns it takes ten times as long.
+        return scaled(conv_weight_grad(g, pad(q, geo), up, geo, 1), s.scale, s.geo)
     return up_grad(g, q, up, s.scale, s.geo)
 
 

@@ -6,7 +6,7 @@
 A stage is cut where one value alone crosses. What is upstream of everything trainable keeps nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from floorplan.step_forms import branches
 from floorplan.step_graph import crossings, learners, ordered, values_of
 from floorplan.step_ir import Function, Instr
 from floorplan.step_rules import Context, rule_of
-from floorplan.step_stream_rules import Triple, stream_backward, stream_forward, triple
+from floorplan.step_stream_rules import Triple, stream_backward, stream_forward, triple, wide
 from floorplan.storage import tensors_in
 
 
@@ -69,6 +69,8 @@ class Builder:
         self.comments = {n.name: _comment(gm, n, self.values.get(n.name)) for n in self.nodes}
         self.cuts = self._checked([n for n, _ in schedule.stages])
         batch = next((v.shape[0] for v in tensors_in(tuple(inputs)) if v.dim()), 1)
+        if self.stream and not wide(gm, self.values, self.learns):
+            raise FloorplanError("schedule: stream: the model has no inverted residual whose maps could be streamed")
         chosen, known = schedule.branches, {n.name for n in self.nodes}
         if strange := [n for n in (*(chosen or ()), *schedule.reuse) if n not in known]:
             raise FloorplanError(f"schedule: {strange[0]}: the model has no such node")
@@ -88,9 +90,10 @@ class Builder:
     def _checked(self, cuts: Sequence[str]) -> list[tuple[str, str]]:
         possible = {n.name: v.name for n, v in crossings(self.nodes)}
         for c in cuts:
+            if c not in {n.name for n in self.nodes}:
+                raise FloorplanError(f"schedule: {c}: the model has no such node; {_near(possible)}")
             if c not in possible:
-                near = ", ".join(list(possible)[:8])
-                raise FloorplanError(f"schedule: {c}: more than one value crosses behind it; cut at one of {near}, …")
+                raise FloorplanError(f"schedule: {c}: more than one value crosses behind it; {_near(possible)}")
         return [(c, possible[c]) for c in cuts]
 
     def build(self) -> Program:
@@ -229,6 +232,10 @@ class Builder:
         )
         for a, g in zip(wanted, fresh, strict=True):
             c.arrive(a, g, r.nodes[0])
+
+
+def _near(possible: Iterable[str]) -> str:
+    return f"cut at one of {', '.join(list(possible)[:8])}, …"
 
 
 def _laid(v: str) -> Instr:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from floorplan.bits import layout_of
 from floorplan.fused import FusedConv
-from floorplan.geometry import conv, conv_input_grad, pad, padded_size, unpad
+from floorplan.geometry import conv, conv_input_grad, conv_weight_grad, pad, padded_size, unpad
 from floorplan.lowrank import scaled
 from floorplan.step_ops import (
     accumulate,
@@ -122,20 +122,13 @@ def stream_grad(
         del gd
         gh = gh if first is None else ungate_(gh, first, e.gate)
         if gu is not None and q1 is not None:
-            gu[j] = _up(gh, q1).view(gu[j].shape)
+            gu[j] = conv_weight_grad(gh, q1, gu[j], e.geo, 1)
         if gx is not None:
             add_product_(gx, gh, we[j].t())
         del gh
     if gu is not None:
         accumulate(cast(Tensor, e.U), scaled(gu, e.scale, e.geo))
     return gx
-
-
-def _up(g: Tensor, q: Tensor) -> Tensor:
-    """<g, q> over samples and positions: (O, r)."""
-    if layout_of(g) and layout_of(q):
-        return torch.mm(rows(g).t(), rows(q))
-    return torch.bmm(g.flatten(2), q.flatten(2).transpose(1, 2)).sum(0)
 
 
 def streams(e: Any, d: Any, p: Any) -> bool:

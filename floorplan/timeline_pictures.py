@@ -54,7 +54,7 @@ def draw_timeline(
         with pyplot.rc_context({"svg.hashsalt": "floorplan"}), whole(target) as draft:
             figure.savefig(draft, dpi=150, metadata={"Date": None} if target.suffix == ".svg" else None)
     except (ValueError, OSError) as e:
-        raise FloorplanError(f"--plot {target}: {e}") from e
+        raise FloorplanError(f"{target}: {e}") from e
     finally:
         pyplot.close(figure)
 
