@@ -34,7 +34,8 @@ def schedule_in(plan: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     found = read_plan(plan)["choice"].get("plan")
     if not isinstance(found, dict):
         raise FloorplanError("plan: its choice has no schedule; write one with `floorplan plan --json`")
-    return Schedule.of(found).as_dict()
+    Schedule.of(found)  # or it says what is wrong
+    return found
 
 
 def plan_of(document: Mapping[str, Any]) -> Plan:

@@ -115,10 +115,15 @@ def add_product_(y: Tensor, x: Tensor, w: Tensor) -> bool:
     return True
 
 
+def _kernel(op: Any) -> Any:
+    """A custom op, or the function behind it where nobody watches: a call of the op costs more than a small map."""
+    return op if torch._C._len_torch_dispatch_stack() else op._init_fn
+
+
 def gate_(z: Tensor, s: Any) -> tuple[Tensor, int]:
     """Packed gate of z and its layout; z becomes act(z) in place."""
     gate = s.gate
-    bits = pack_gate(z, gate.lo, gate.hi, gate.closed), layout_of(z)
+    bits = _kernel(pack_gate)(z, gate.lo, gate.hi, gate.closed), layout_of(z)
     act_(z, s.act)
     return bits
 
@@ -135,19 +140,19 @@ def act_(z: Tensor, act: nn.Module) -> Tensor:
 def bits_of(z: Tensor, act: nn.Module) -> tuple[Tensor, int]:
     """Packed gate of z under an activation, and its layout."""
     gate = cast(Gate, gate_of(act))
-    return pack_gate(z, gate.lo, gate.hi, gate.closed), layout_of(z)
+    return _kernel(pack_gate)(z, gate.lo, gate.hi, gate.closed), layout_of(z)
 
 
 def ungate(g: Tensor, bits: tuple[Tensor, int], gate: Any) -> Tensor:
     """The gradient behind a gate, in a new buffer."""
-    return cast(Tensor, apply_gate(g, bits[0], bits[1], gate.inside, gate.outside))
+    return cast(Tensor, _kernel(apply_gate)(g, bits[0], bits[1], gate.inside, gate.outside))
 
 
 def ungate_(g: Tensor, bits: tuple[Tensor, int], gate: Any) -> Tensor:
     """The gradient behind a gate, in g's buffer if g lies as z did."""
     if not dense_in(g, bits[1]):
         return ungate(g, bits, gate)
-    apply_gate_(g, bits[0], bits[1], gate.inside, gate.outside)
+    _kernel(apply_gate_)(g, bits[0], bits[1], gate.inside, gate.outside)
     return g
 
 
@@ -170,9 +175,16 @@ def accumulate(p: Tensor, g: Tensor) -> None:
 
 def input_grad(g: Tensor, s: FusedConv, shape: tuple[int, ...], branch: bool) -> Tensor:
     """gx of a site, for an x of this shape."""
-    geo = s.geo
-    gx = conv_input_grad(g, weight(s, branch), padded_size(shape, geo), geo, geo.groups)
-    gx = unpad(gx, geo)
+    geo, w = s.geo, weight(s, branch)
+    if geo.native:
+        gx = conv_input_grad(g, w, padded_size(shape, geo), geo, geo.groups)
+    else:  # without the margins, which would be held with it
+        form = torch.channels_last if layout_of(g) else torch.contiguous_format
+        gx = torch.empty(shape, dtype=g.dtype, device=g.device, memory_format=form)
+        for i in parts(g.shape[0], MORE):
+            size = padded_size(gx[i].shape, geo)
+            gx[i].copy_(unpad(conv_input_grad(g[i], w, size, geo, geo.groups), geo))
+    del w
     if branch and s.P is not None:
         _add_down_(gx, g, s)
     return gx

@@ -72,6 +72,9 @@ def test_nothing_fits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
         (("--budget", "1MB", "--rank", "two"), "--rank two: write whole numbers"),
         (("--budget", "1MB", "--arena", "a.txt"), "--arena a.txt: neither JSON nor a C header"),
         (("--budget", "1MB", "--loss", "hinge"), "--loss hinge: not known"),
+        (("--budget", "1MB", "--html", "-"), "only --json can go to stdout"),
+        (("--budget", "1MB", "--html", "/tmp/one", "--emit", "/tmp/one"), "is the model or another output"),
+        (("--budget", "1MB", "--emit", SMALL[0].rpartition(":")[0]), "is the model or another output"),
     ],
 )
 def test_refusals_are_one_line(

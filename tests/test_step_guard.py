@@ -8,11 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small import Residual
+from smooth_nets import adapted_net
 from steps import by_autograd, gradients, graph_of, worst
 from torch import Tensor, fx, nn
 
 from floorplan.compile_step import Schedule, Step, compile_step
 from floorplan.errors import FloorplanError
+from floorplan.remat import rematerialise
 
 X, Y = torch.randn(6, 3, 8, 8), torch.tensor([0, 1, 1, 4, 2, 2])
 
@@ -170,3 +172,18 @@ def test_no_code_comes_from_a_schedule(gm: fx.GraphModule) -> None:
             compile_step(gm, "cross_entropy", X, plan=bad)
     with pytest.raises(FloorplanError, match="is no plan"):
         compile_step(gm, "cross_entropy", X, plan=5)  # type: ignore[arg-type]
+
+
+def test_a_step_that_fails_leaves_no_part_of_a_gradient(gm: fx.GraphModule) -> None:
+    step = compiled(gm)
+    with pytest.raises(FloorplanError, match="step: IndexError: Target 9 is out of bounds"):
+        step(X, torch.tensor([0, 1, 2, 9, 1, 1]))
+    assert not gradients(gm)
+    assert repr(step) == "Step(GraphModule, micro-batch 2, 1 nodes under autograd)"
+
+
+def test_what_computes_again_is_left_to_autograd() -> None:
+    x = torch.randn(2, 3, 16, 16)
+    again = rematerialise(adapted_net("groupnorm"), (x,)).module
+    with pytest.raises(FloorplanError, match="computes again what it let go"):
+        compile_step(again, "sum", x)

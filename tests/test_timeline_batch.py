@@ -21,6 +21,7 @@ from floorplan.timeline_batch import BatchTimeline, in_batch, in_rank, resized
 from floorplan.timeline_run import predict_timeline
 from floorplan.trace import trace
 
+
 @pytest.fixture(autouse=True, scope="module")
 def _two_threads() -> Iterator[None]:
     """With one, torch takes other kernels for batches below 16, and no one form holds on either side."""
