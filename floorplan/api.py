@@ -106,7 +106,7 @@ def check(
     s = subject_of(
         model, inputs, batch=batch, shapes=shapes, weights=weights, allow=allow, trust=trust
     )
-    with _in_mode(s.model, mode):
+    with in_mode(s.model, mode):
         plan = Plan(method, Options(rank or 1, sites, seed, train_head))
         return _checked(s, rank, plan, measured, autocast)
 
@@ -115,7 +115,7 @@ MODES = ("saved", "train", "eval")
 
 
 @contextmanager
-def _in_mode(model: nn.Module, mode: str) -> Iterator[None]:
+def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
     """The model in train or eval mode for a while; "saved" leaves it as it is."""
     if mode not in MODES:
         raise FloorplanError(f"mode {mode}: not known; use {', '.join(MODES)}")

@@ -12,7 +12,7 @@ segment at a time; elsewhere torch shifts do. No mask of the size of the map eve
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -59,6 +59,12 @@ def _format(z: Tensor, layout: int) -> torch.memory_format:
 def as_layout(z: Tensor, layout: int) -> Tensor:
     """z dense in `layout`; itself if it is."""
     return z.contiguous(memory_format=_format(z, layout))
+
+
+def empty_like_map(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Memory of another shape with as many dimensions, laid out as `like` is."""
+    form = _format(like, layout_of(like))
+    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=form)
 
 
 def dense_in(z: Tensor, layout: int) -> bool:

@@ -22,6 +22,7 @@ from floorplan.bits import as_layout
 from floorplan.errors import FloorplanError
 from floorplan.files import write_text
 from floorplan.fused import FusedConv
+from floorplan.infer import make_inputs
 from floorplan.ledger import Loss
 from floorplan.plan_file import plan_of, read_plan, schedule_in
 from floorplan.remat_region import Forgetful, Keep, Promise
@@ -172,8 +173,6 @@ def _schedule_of(plan: Mapping[str, Any] | str | Path | None, model: fx.GraphMod
 
 def example_inputs(model: fx.GraphModule) -> tuple[Any, ...]:
     """Inputs of the sizes recorded when the model was adapted, batch 2."""
-    from floorplan.infer import make_inputs
-
     recorded = model.meta.get("floorplan", {}).get("input")
     if not recorded:
         raise FloorplanError("compile_step: no input size is recorded with the model; give inputs=")

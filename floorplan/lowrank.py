@@ -54,11 +54,17 @@ def project(x: Tensor, p: Tensor, geo: Geometry) -> Tensor:
         # A conv with so few output channels would spend its time on laying x out anew.
         q = torch.bmm(p.expand(x.shape[0], -1, -1), x.flatten(2))
         return q.view(x.shape[0], p.shape[1], *x.shape[2:])
-    if geo.sampled:
-        x = x[(slice(None), slice(None), *(slice(None, None, s) for s in geo.stride))]
+    x = sampled(x, geo)
     n = len(geo.kernel)
     p = p.flatten(0, 1).reshape(-1, p.shape[2], *[1] * n)
     return torch.convolution(x, p, None, [1] * n, [0] * n, [1] * n, False, [0] * n, geo.groups)
+
+
+def sampled(x: Tensor, geo: Geometry) -> Tensor:
+    """The positions of x that a strided 1x1 conv reads, a view; x itself for any other conv."""
+    if not geo.sampled:
+        return x
+    return x[(slice(None), slice(None), *(slice(None, None, s) for s in geo.stride))]
 
 
 def up_geometry(geo: Geometry) -> Geometry:
@@ -68,8 +74,7 @@ def up_geometry(geo: Geometry) -> Geometry:
 
 def project_grad(x: Tensor, gq: Tensor, p: Tensor, geo: Geometry) -> Tensor:
     """Gradient of P: <gq, x> over batch and positions, in P's shape and dtype (MemFLoRA eq. 12)."""
-    if geo.sampled:
-        x = x[(slice(None), slice(None), *(slice(None, None, s) for s in geo.stride))]
+    x = sampled(x, geo)
     n, (g, r, i) = x.shape[0], p.shape
     rows = gq.reshape(n * g, r, -1)
     each = torch.bmm(rows, x.to(gq.dtype).reshape(n * g, i, -1).transpose(1, 2))

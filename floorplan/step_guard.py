@@ -3,8 +3,7 @@
 A loss that does not add up over the parts of a batch would give wrong gradients in silence: it is tried first.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from floorplan.api import in_mode
 from floorplan.compare import resized
 from floorplan.errors import FloorplanError
 from floorplan.infer import smaller_inputs
@@ -95,7 +95,7 @@ def refuse_mixing(model: fx.GraphModule, inputs: Sequence[Any]) -> None:
     if model in _ALONE:
         return
     given = smaller_inputs(model, resized(inputs, 2))
-    with eval_mode(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with in_mode(model, "eval"), torch.no_grad(), torch.random.fork_rng(devices=[]):
         whole, *ones = (
             list(tensors_in(model(*(cut(x, a, b, 2) for x in given)))) for a, b in ((0, 2), (0, 1), (1, 2))
         )
@@ -108,18 +108,6 @@ def refuse_mixing(model: fx.GraphModule, inputs: Sequence[Any]) -> None:
                 raise FloorplanError("schedule: a sample's output depends on the other samples of its batch, which "
                                      "parts would change; use the whole batch")  # fmt: skip
     _ALONE.add(model)
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode for a while."""
-    flags = [(m, m.training) for m in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for m, flag in flags:
-            m.training = flag
 
 
 def cut(tree: Any, a: int, b: int, n: int) -> Any:
@@ -137,7 +125,7 @@ def _refuse_unsplit(step: Compiled, target: Any, batch: int) -> None:
     g = torch.Generator().manual_seed(0)
     device = next((t.device for t in tensors_in(target)), torch.device("cpu"))
 
-    def drawn(t: Any) -> Any:  # as the module returns it
+    def drawn(t: Any) -> Any:
         if not isinstance(t, Tensor) or not t.dim():
             return t
         return torch.randn((n, *t.shape[1:]), generator=g).to(device=device, dtype=t.dtype)

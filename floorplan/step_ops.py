@@ -15,7 +15,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from floorplan.bits import apply_gate, apply_gate_, as_layout, dense_in, layout_of, pack_gate
+from floorplan.bits import (
+    apply_gate,
+    apply_gate_,
+    as_layout,
+    dense_in,
+    empty_like_map,
+    layout_of,
+    pack_gate,
+)
 from floorplan.compact import Gate, gate_of
 from floorplan.fused import FusedConv
 from floorplan.geometry import (
@@ -28,10 +36,10 @@ from floorplan.geometry import (
     padded_size,
     unpad,
 )
-from floorplan.lowrank import merge, project, q_grad, scaled, up_geometry, up_grad
+from floorplan.lowrank import merge, project, q_grad, sampled, scaled, up_geometry, up_grad
 
-MORE = 16
 PARTS = 8  # a temporary of a sum into a buffer is an eighth of the map
+MORE = 16  # parts of a padded conv, which makes two temporaries
 
 
 def parts(n: int, most: int = PARTS) -> list[slice]:
@@ -46,6 +54,11 @@ def weight(s: FusedConv, branch: bool) -> Tensor:
     if branch or s.U is None or s.P is None:
         return s.weight
     return merge(s.weight, s.U, s.P, s.scale, s.geo)
+
+
+def trains(s: FusedConv) -> bool:
+    """Whether a site has a U that gets a gradient."""
+    return s.U is not None and s.U.requires_grad
 
 
 def is_matrix(s: FusedConv) -> bool:
@@ -78,20 +91,13 @@ def conv_site(x: Tensor, s: FusedConv, q: Tensor | None, branch: bool) -> Tensor
     if s.geo.native:
         z = conv(x, w, s.bias, s.geo, s.geo.groups)
     else:  # the padded copy of a few samples at a time
-        z = _like_output(x, s)
+        z = empty_like_map(x, (x.shape[0], s.out_channels, *out_size(x.shape, s.geo)))
         for i in parts(x.shape[0], MORE):
             z[i].copy_(conv(pad(x[i], s.geo), w, s.bias, s.geo, s.geo.groups))
     del w
     if branch and q is not None:
         _add_branch_(z, q, s)
     return z
-
-
-def _like_output(x: Tensor, s: FusedConv) -> Tensor:
-    """Memory for a site's output, in x's layout."""
-    shape = (x.shape[0], s.out_channels, *out_size(x.shape, s.geo))
-    form = torch.channels_last if layout_of(x) else torch.contiguous_format
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
 
 
 def _add_branch_(z: Tensor, q: Tensor, s: FusedConv) -> None:
@@ -122,8 +128,7 @@ def _kernel(op: Any) -> Any:
 
 def gate_(z: Tensor, s: Any) -> tuple[Tensor, int]:
     """Packed gate of z and its layout; z becomes act(z) in place."""
-    gate = s.gate
-    bits = _kernel(pack_gate)(z, gate.lo, gate.hi, gate.closed), layout_of(z)
+    bits = _packed(z, s.gate)
     act_(z, s.act)
     return bits
 
@@ -139,7 +144,10 @@ def act_(z: Tensor, act: nn.Module) -> Tensor:
 
 def bits_of(z: Tensor, act: nn.Module) -> tuple[Tensor, int]:
     """Packed gate of z under an activation, and its layout."""
-    gate = cast(Gate, gate_of(act))
+    return _packed(z, cast(Gate, gate_of(act)))
+
+
+def _packed(z: Tensor, gate: Gate) -> tuple[Tensor, int]:
     return _kernel(pack_gate)(z, gate.lo, gate.hi, gate.closed), layout_of(z)
 
 
@@ -179,8 +187,7 @@ def input_grad(g: Tensor, s: FusedConv, shape: tuple[int, ...], branch: bool) ->
     if geo.native:
         gx = conv_input_grad(g, w, padded_size(shape, geo), geo, geo.groups)
     else:  # without the margins, which would be held with it
-        form = torch.channels_last if layout_of(g) else torch.contiguous_format
-        gx = torch.empty(shape, dtype=g.dtype, device=g.device, memory_format=form)
+        gx = empty_like_map(g, shape)
         for i in parts(g.shape[0], MORE):
             size = padded_size(gx[i].shape, geo)
             gx[i].copy_(unpad(conv_input_grad(g[i], w, size, geo, geo.groups), geo))
@@ -201,7 +208,7 @@ def _bottleneck_grad(g: Tensor, s: FusedConv, shape: tuple[int, ...]) -> Tensor:
 def _add_down_(gx: Tensor, g: Tensor, s: FusedConv) -> None:
     """gx += P^T dL/dq in place."""
     gq, p, n = _bottleneck_grad(g, s, tuple(gx.shape)), cast(Tensor, s.P), len(s.geo.kernel)
-    at, one, none = _sampled(gx, s), [1] * n, [0] * n
+    at, one, none = sampled(gx, s.geo), [1] * n, [0] * n
     if s.geo.groups == 1 and add_product_(at, gq, p[0].t()):
         return
     down = p.flatten(0, 1).reshape(-1, p.shape[2], *one)
@@ -209,18 +216,12 @@ def _add_down_(gx: Tensor, g: Tensor, s: FusedConv) -> None:
         at[i].add_(torch.convolution(gq[i], down, None, one, none, one, True, none, s.geo.groups))
 
 
-def _sampled(x: Tensor, s: FusedConv) -> Tensor:
-    """The positions of x that a strided 1x1 conv reads; all of any other."""
-    steps = s.geo.stride if s.geo.sampled else (1,) * len(s.geo.stride)
-    return x[(slice(None), slice(None), *(slice(None, None, k) for k in steps))]
-
-
 def add_input_grad_(into: Tensor, g: Tensor, s: FusedConv, branch: bool) -> Tensor:
     """into += gx of a site, in place."""
     w, geo = weight(s, branch), s.geo
-    if s.geo.sampled:  # nothing arrives at the other positions
+    if geo.sampled:  # nothing arrives at the other positions
         narrow = replace(geo, stride=(1,) * len(geo.stride))
-        _add_input_grad_(_sampled(into, s), g, w, narrow)
+        _add_input_grad_(sampled(into, geo), g, w, narrow)
     elif not is_matrix(s) or not add_product_(into, g, w.flatten(1).t()):
         _add_input_grad_(into, g, w, geo)
     del w
@@ -286,7 +287,6 @@ def as_map(x: Tensor, layout: int) -> Tensor:
 
 __all__ = [
     "accumulate", "act_", "add_input_grad_", "add_product_", "affine_", "affine_grad", "affine_grad_", "as_map",
-    "bits_of",
-    "bottleneck", "conv_site", "gate_", "input_grad", "input_grad_", "parts", "rows", "total", "total_",
-    "ungate", "ungate_", "up_gradient", "weight",
+    "bits_of", "bottleneck", "conv_site", "gate_", "input_grad", "input_grad_", "parts", "rows", "total", "total_",
+    "trains", "ungate", "ungate_", "up_gradient", "weight",
 ]  # fmt: skip

@@ -165,22 +165,18 @@ class Builder:
         """What is written as one: a node with a rule, an inverted residual, a region."""
         out: list[fx.Node | RegionSource | Triple] = []
         run: list[fx.Node] = []
-        inside, taken = set(nodes), {t[2]: t for n in nodes if (t := triple(c, n)) and {*t} <= set(nodes)}
-        skipped = {n for t in taken.values() for n in t[:2]} & inside
+        inside = set(nodes)
+        taken = {t[2]: t for n in nodes if (t := triple(c, n)) and inside.issuperset(t)}
+        skipped = {n for t in taken.values() for n in t[:2]}
         for n in nodes:
             if n in skipped:
-                continue
-            if n in taken:
-                out += [self._region(run)] if run else []
-                run = []
-                out.append(taken[n])
                 continue
             if rule_of(n, self.gm, self.values) is None:
                 run.append(n)
                 continue
             out += [self._region(run)] if run else []
             run = []
-            out.append(n)
+            out.append(taken.get(n, n))
         return out + ([self._region(run)] if run else [])
 
     def _region(self, nodes: list[fx.Node], extra: fx.Node | None = None, name: str = "") -> RegionSource:

@@ -21,6 +21,7 @@ from floorplan.compact import Gate, PackedActivation, gate_of
 from floorplan.fused import ChannelAffine, FusedConv
 from floorplan.geometry import out_size
 from floorplan.step_ir import Instr
+from floorplan.step_ops import trains
 
 
 @dataclass
@@ -83,15 +84,11 @@ def shape_of(c: Context, x: fx.Node, user: fx.Node) -> str:
     return name
 
 
-def _trains(s: FusedConv) -> bool:
-    return s.U is not None and s.U.requires_grad
-
-
 def _site_forward(c: Context, node: fx.Node) -> None:
     s, ref, x = c.module(node), c.ref(node), tensors(node)[0]
     branch = node.name in c.branches
     q = f"q_{node.name}"
-    if _trains(s) or (branch and s.rank):
+    if trains(s) or (branch and s.rank):
         c.forward.append(Instr(node.name, (q,), f"bottleneck({{0}}, {ref})", (x.name,)))
     if x.name in c.learns:
         shape_of(c, x, node)
@@ -132,7 +129,7 @@ def _site_backward(c: Context, node: fx.Node, g: str) -> None:
     s, ref, x = c.module(node), c.ref(node), tensors(node)[0]
     branch = node.name in c.branches
     g = opened(c, node, g)
-    if _trains(s):
+    if trains(s):
         code = f"accumulate({ref}.U, up_gradient({{0}}, {{1}}, {ref}))"
         c.backward.append(Instr(node.name, (), code, (g, f"q_{node.name}")))
     if x.name not in c.learns:

@@ -5,7 +5,7 @@
         head              loss and gradient of the last stage's part at once
         stage last .. 0   in reverse
 
-Gradients are those of the whole batch: nothing in an adapted graph couples samples.
+Gradients are those of the whole batch: what couples samples is refused before (step_guard).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from floorplan.bits import layout_of
+from floorplan.bits import empty_like_map
 from floorplan.ledger import Loss
 from floorplan.step import COUNTED
 from floorplan.step_region import Region
@@ -147,10 +147,7 @@ class _Assembled:
         shape = (self.n, *v.shape[1:])
         if j < len(self.into) and self.into[j].shape == shape and self.into[j].dtype == v.dtype:
             return self.into[j]  # type: ignore[no-any-return]
-        if layout_of(v):
-            form = torch.channels_last if v.dim() == 4 else torch.channels_last_3d
-            return torch.empty(shape, dtype=v.dtype, device=v.device, memory_format=form)
-        return v.new_empty(shape)
+        return empty_like_map(v, shape)
 
     def box(self) -> Box:
         """The tensors, handed over."""

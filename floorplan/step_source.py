@@ -67,8 +67,7 @@ def source_of(
     regions = [_region(p.gm, r) for r in [*p.regions, p.head]]
     made = versions()
     header = HEADER.format(name=plan.name, version=made["floorplan"], torch=made["torch"], schedule=plan.schedule)
-    for line in header.splitlines():
-        put(line)
+    out += header.splitlines()
     names = {k: v for r in regions for k, v in r[1].items()}
     for key, value in names.items():
         put(f"from {value.__module__} import {value.__name__} as {key}")
@@ -101,8 +100,7 @@ def source_of(
         for k, s in enumerate(p.stages)
     )
     put(f"    return [{stages}], head")
-    for line in FOOTER.splitlines():
-        put(line)
+    out += FOOTER.splitlines()
     return Source("\n".join(out) + "\n", names)
 
 

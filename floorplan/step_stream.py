@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from floorplan.bits import layout_of
+from floorplan.bits import empty_like_map, layout_of
 from floorplan.fused import FusedConv
 from floorplan.geometry import conv, conv_input_grad, conv_weight_grad, pad, padded_size, unpad
 from floorplan.lowrank import scaled
@@ -22,6 +22,7 @@ from floorplan.step_ops import (
     bottleneck,
     gate_,
     rows,
+    trains,
     ungate_,
     up_gradient,
     weight,
@@ -46,16 +47,8 @@ def _product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
 
 def _filled(like: Tensor, channels: int, b: Tensor | None) -> Tensor:
     """A map of like's positions and layout with b, or 0, in every channel."""
-    n, *positions = like.shape[0], *like.shape[2:]
-    if layout_of(like):
-        y = like.new_empty((n, *positions, channels)).movedim(-1, 1)
-    else:
-        y = like.new_empty((n, channels, *positions))
+    y = empty_like_map(like, (like.shape[0], channels, *like.shape[2:]))
     return y.zero_() if b is None else y.copy_(b.reshape(-1, *[1] * (y.dim() - 2)).expand(y.shape))
-
-
-def _trains(s: FusedConv) -> bool:
-    return s.U is not None and s.U.requires_grad
 
 
 def _closed(h: Tensor, s: FusedConv) -> Any:
@@ -70,7 +63,7 @@ def _part(t: Tensor | None, j: slice) -> Tensor | None:
 def stream(x: Tensor, e: FusedConv, d: FusedConv, p: FusedConv, c: int) -> tuple[Tensor, Kept]:
     """The three convs of an inverted residual, p's skip and activation apart, and what their backward needs."""
     we, wp = weight(e, False).flatten(1), weight(p, False).flatten(1)
-    q1 = bottleneck(x, e) if _trains(e) else None
+    q1 = bottleneck(x, e) if trains(e) else None
     y: Tensor | None = None
     q3: Tensor | None = None
     bits = []
@@ -81,7 +74,7 @@ def stream(x: Tensor, e: FusedConv, d: FusedConv, p: FusedConv, c: int) -> tuple
         bits.append((first, _closed(h, d)))
         if y is None:
             y = _filled(h, wp.shape[0], p.bias)
-            q3 = _filled(h, p.rank, None) if _trains(p) else None
+            q3 = _filled(h, p.rank, None) if trains(p) else None
         if q3 is not None:
             add_product_(q3, h, cast(Tensor, p.P)[0][:, j])
         add_product_(y, h, wp[:, j])
@@ -104,9 +97,7 @@ def stream_grad(
         accumulate(cast(Tensor, p.U), up_gradient(g, q3, p))
     gx = into
     if gx is None and shape is not None:
-        gx = torch.empty(shape, dtype=g.dtype, device=g.device,
-                         memory_format=torch.channels_last if layout_of(g) else torch.contiguous_format)  # fmt: skip
-        gx.zero_()
+        gx = empty_like_map(g, shape).zero_()
     gu = None if q1 is None else torch.empty_like(cast(Tensor, e.U))
     if gu is None and gx is None:
         return None

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
@@ -75,8 +74,4 @@ def whole_op_bound(timeline: StepTimeline) -> int:
         b for b, v in zip(timeline.blocks, visits, strict=True)
         if b.died >= len(visits) or visits[b.died] != v or b.role != "temporary"
     )  # fmt: skip
-    change = [0] * (timeline.events + 1)
-    for b in lasting:
-        change[b.born] += b.nbytes
-        change[min(b.died, timeline.events)] -= b.nbytes
-    return max(accumulate(change), default=0)
+    return replace(timeline, blocks=lasting).peak
