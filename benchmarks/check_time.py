@@ -19,12 +19,12 @@ from torch import nn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
-import backbones  # noqa: E402
+import backbones
 
-from floorplan.analyze import analyze  # noqa: E402
-from floorplan.ledger import run_graph  # noqa: E402
-from floorplan.symbols import concrete_fakes  # noqa: E402
-from floorplan.trace import trace  # noqa: E402
+from floorplan.graph.trace import trace
+from floorplan.ledger.analyze import analyze
+from floorplan.ledger.fakes import concrete_fakes
+from floorplan.ledger.run import run_graph
 
 
 def timed(run: Callable[[], object], rounds: int = 3) -> float:

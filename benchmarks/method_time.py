@@ -21,10 +21,10 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
-import backbones  # noqa: E402
+import backbones
 
-import floorplan  # noqa: E402
-from floorplan.verify import randomize_adapters, set_plain  # noqa: E402
+import floorplan
+from floorplan.methods.verify import randomize_adapters, set_plain
 
 SHAPES = {"t_resnet": (97, 60), "mobilenet_v2": (1, 97, 60)}
 OWN = ("lora-edge", "lora-fa", "memflora-paper", "memflora")

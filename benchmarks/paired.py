@@ -28,9 +28,7 @@ def step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
     return run
 
 
-def ratios(
-    sides: Mapping[str, Callable[[], object]], base: str, rounds: int = 9
-) -> dict[str, Ratio]:
+def ratios(sides: Mapping[str, Callable[[], object]], base: str, rounds: int = 9) -> dict[str, Ratio]:
     """Median over rounds of each side's time divided by the base's in the same round, by both clocks."""
     for run in sides.values():  # warm-up: caches, thread pools, lazy kernels
         run()
@@ -41,15 +39,10 @@ def ratios(
         for name in sides:
             pairs = zip(seconds[name], seconds[base], strict=True)
             found[name].append([own / other for own, other in pairs])
-    return {
-        name: Ratio(*(statistics.median(c) for c in zip(*rows, strict=True)))
-        for name, rows in found.items()
-    }
+    return {name: Ratio(*(statistics.median(c) for c in zip(*rows, strict=True))) for name, rows in found.items()}
 
 
-def paired(
-    sides: Mapping[str, Callable[[], object]], base: str, rounds: int = 9
-) -> dict[str, float]:
+def paired(sides: Mapping[str, Callable[[], object]], base: str, rounds: int = 9) -> dict[str, float]:
     """The wall time alone."""
     return {name: r.wall for name, r in ratios(sides, base, rounds).items()}
 

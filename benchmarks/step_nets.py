@@ -116,11 +116,18 @@ NETS = {
         "MobileNetV2 97x60, B=64", "backbones:mobilenet_v2", (1, 97, 60), 64, 17, "auto", _repeated, 19, (9, 8)
     ),
     "mobilenet_v2_224": Net(
-        "MobileNetV2 224x224 (torchvision), B=8", "step_nets:mobilenet_v2_224", (3, 224, 224), 8, 1000, "auto",
-        _mobilenet, 19, (3, 2),
+        "MobileNetV2 224x224 (torchvision), B=8",
+        "step_nets:mobilenet_v2_224",
+        (3, 224, 224),
+        8,
+        1000,
+        "auto",
+        _mobilenet,
+        19,
+        (3, 2),
     ),
     "resnet50": Net(
         "ResNet-50 224x224 (torchvision), B=8", "step_nets:resnet50", (3, 224, 224), 8, 1000, "all", _resnet, 17, (3, 2)
     ),
     "t_resnet": Net("T-ResNet 97x60, B=64", "backbones:t_resnet", (97, 60), 64, 17, "all", _t_resnet, 3, (9, 8)),
-}  # fmt: skip
+}

@@ -25,22 +25,22 @@ from paired import ratios
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
-from step_nets import NETS, RANK, Net  # noqa: E402
-from step_rows import Row, adapted_graph, laid_out, make, rows_of, schedule_of, visible_graphs  # noqa: E402
-from step_table import page  # noqa: E402
-from torch import Tensor, fx, nn  # noqa: E402
+from step_nets import NETS, RANK, Net
+from step_rows import Row, adapted_graph, laid_out, make, rows_of, schedule_of, visible_graphs
+from step_table import page
+from torch import Tensor, fx, nn
 
-from floorplan.compile_step import Schedule, compile_step  # noqa: E402
-from floorplan.errors import FloorplanError  # noqa: E402
-from floorplan.files import write_text  # noqa: E402
-from floorplan.resident import resident_growth  # noqa: E402
-from floorplan.step import LOSSES  # noqa: E402
-from floorplan.step_timeline import measure, predict, whole_op_bound  # noqa: E402
-from floorplan.storage import model_state  # noqa: E402
-from floorplan.timeline import StepTimeline  # noqa: E402
-from floorplan.timeline_run import call_timeline, measure_timeline, predict_timeline  # noqa: E402
-from floorplan.trace import trace  # noqa: E402
-from floorplan.verify import set_plain  # noqa: E402
+from floorplan.budget.resident import resident_growth
+from floorplan.errors import FloorplanError
+from floorplan.files import write_text
+from floorplan.graph.trace import trace
+from floorplan.ledger.losses import LOSSES
+from floorplan.methods.verify import set_plain
+from floorplan.step.compile import Schedule, compile_step
+from floorplan.step.timeline import measure, predict, whole_op_bound
+from floorplan.timeline.blocks import StepTimeline
+from floorplan.timeline.run import call_timeline, measure_timeline, predict_timeline
+from floorplan.trees import model_state
 
 RESULTS = ROOT / "benchmarks" / "results" / "step_program.json"
 PAGE = ROOT / "docs" / "step_program.md"
@@ -66,11 +66,12 @@ def memory(net: Net, row: Row) -> dict[str, Any]:
             measured = call_timeline(lambda enter: made.run(), [*model_state(made.model), x, y])
     streams = bool(made.step and made.step.schedule.stream)  # runs no op whole
     return {
-        "predicted": predicted.peak if predicted else None, "measured": measured.peak if measured else None,
+        "predicted": predicted.peak if predicted else None,
+        "measured": measured.peak if measured else None,
         "same": _same(predicted, measured) if predicted and measured else None,
         "bound": whole_op_bound(measured) if made.step and measured and not streams else None,
         "state": _state(made.model, x, y),
-    }  # fmt: skip
+    }
 
 
 def _same(a: StepTimeline, b: StepTimeline) -> bool:
@@ -131,9 +132,15 @@ def resident(net: Net, row: Row, threads: int) -> dict[str, Any]:
     spec = "step_rows:fresh"
     if row.kind == "compiled":
         plan = schedule_of(row, adapted_graph(net), net.samples(net.batch)[0])
-        spec = "floorplan.resident:compiled_step"
-        given = {"model": net.factory, "batch": net.batch, "shapes": [net.shape], "sites": net.sites, "rank": RANK,
-                 "schedule": plan.as_dict()}  # fmt: skip
+        spec = "floorplan.budget.resident:compiled_step"
+        given = {
+            "model": net.factory,
+            "batch": net.batch,
+            "shapes": [net.shape],
+            "sites": net.sites,
+            "rank": RANK,
+            "schedule": plan.as_dict(),
+        }
     return {"bytes": resident_growth(spec, given, threads=threads, timeout=1800).growth}
 
 
@@ -155,7 +162,7 @@ class Store:
 
     def read(self) -> None:
         """What the file holds now: another run may have written to it."""
-        self.document: dict[str, Any] = {"schema": "floorplan.step_program/1", "nets": {}}
+        self.document: dict[str, Any] = {"schema": "floorplan.step.program/1", "nets": {}}
         if self.path.exists():
             self.document = json.loads(self.path.read_text())
 

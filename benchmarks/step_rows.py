@@ -1,11 +1,11 @@
 """The rows of the step benchmark: a training step each, under autograd or compiled, made the same way everywhere.
 
-    full         every parameter trains
-    autograd     the adapted graph, which is what the compiled rows run
-    checkpoint   full fine-tuning, segments recomputed by torch.utils.checkpoint
-    budget       full fine-tuning, recomputed as torch.compile's partitioner sees fit, on torch's own kernels
-    inductor     the same, on generated kernels; needs a C++ compiler
-    compiled     floorplan.compile_step by a schedule
+full         every parameter trains
+autograd     the adapted graph, which is what the compiled rows run
+checkpoint   full fine-tuning, segments recomputed by torch.utils.checkpoint
+budget       full fine-tuning, recomputed as torch.compile's partitioner sees fit, on torch's own kernels
+inductor     the same, on generated kernels; needs a C++ compiler
+compiled     floorplan.compile_step by a schedule
 """
 
 import math
@@ -21,15 +21,16 @@ from step_nets import NETS, RANK, Net, randomise_norms
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from floorplan.api import adapted, subject_of
-from floorplan.compile_step import Schedule, Step, compile_step
-from floorplan.fused import FusedConv
-from floorplan.load import load_model
-from floorplan.methods import Options, Plan
-from floorplan.step_forms import branches
-from floorplan.step_graph import values_of
-from floorplan.storage import StorageTracker
-from floorplan.verify import randomize_adapters
+from floorplan.layers.fused import FusedConv
+from floorplan.ledger.storage import StorageTracker
+from floorplan.methods.catalogue import Options, Plan
+from floorplan.methods.rewrite import adapted
+from floorplan.methods.subject import subject_of
+from floorplan.methods.verify import randomize_adapters
+from floorplan.step.compile import Schedule, Step, compile_step
+from floorplan.step.forms import branches
+from floorplan.step.graph import values_of
+from floorplan.store.load import load_model
 
 BACKENDS = {"budget": "aot_eager", "inductor": "inductor"}
 
@@ -54,9 +55,15 @@ class Row:
         """What the row is, as plain data: figures of another definition are not its own."""
         s = self.schedule
         return {
-            "kind": self.kind, "layout": self.layout, "amount": self.amount, "branched": self.branched,
-            "micro_batch": s.micro_batch, "stages": [list(p) for p in s.stages], "last": s.last, "stream": s.stream,
-        }  # fmt: skip
+            "kind": self.kind,
+            "layout": self.layout,
+            "amount": self.amount,
+            "branched": self.branched,
+            "micro_batch": s.micro_batch,
+            "stages": [list(p) for p in s.stages],
+            "last": s.last,
+            "stream": s.stream,
+        }
 
 
 @dataclass(frozen=True)
@@ -168,7 +175,7 @@ def visible_graphs() -> Iterator[None]:
 
 
 def fresh(net: str, row: str) -> Callable[[], object]:
-    """A row's step for floorplan.resident, which calls this in a fresh process."""
+    """A row's step for floorplan.budget.resident, which calls this in a fresh process."""
     made = make(NETS[net], rows_of(net)[row])
 
     def run() -> None:

@@ -25,9 +25,13 @@ class Goal:
 
 
 GOALS = (
-    Goal("mobilenet_v2", 17.5, 0.80, 29), Goal("mobilenet_v2", 12.3, 0.90, 24), Goal("mobilenet_v2", 4.8, 1.10, 16),
-    Goal("mobilenet_v2_224", 16.5, 0.70), Goal("resnet50", 41, 0.90), Goal("t_resnet", 2.3, 0.90),
-)  # fmt: skip
+    Goal("mobilenet_v2", 17.5, 0.80, 29),
+    Goal("mobilenet_v2", 12.3, 0.90, 24),
+    Goal("mobilenet_v2", 4.8, 1.10, 16),
+    Goal("mobilenet_v2_224", 16.5, 0.70),
+    Goal("resnet50", 41, 0.90),
+    Goal("t_resnet", 2.3, 0.90),
+)
 
 
 @dataclass(frozen=True)
@@ -120,13 +124,22 @@ def _exact(document: dict[str, Any]) -> str:
     for what, limit, values in (
         ("predicted − measured peak, bytes", 0, _pairs(rows, _difference)),
         ("storages of the two timelines that differ in bytes, birth or death (rows)", 0, _pairs(rows, _unlike)),
-        ("gradients against plain autograd, float64, of the largest", 1e-12,
-         _pairs(rows, lambda r: r.get("gradients", "error"))),
-        ("peak / whole-op bound, parts of 4 samples or more", 1.02,
-         _pairs([r for r in rows if r.part == 0 or r.part >= 4], bound_ratio)),
-        ("resident growth / requested peak, compiled, channels_last", 1.2,
-         _pairs([r for r in rows if r.made["kind"] == "compiled" and r.made["layout"] == "channels_last"], _growth)),
-    ):  # fmt: skip
+        (
+            "gradients against plain autograd, float64, of the largest",
+            1e-12,
+            _pairs(rows, lambda r: r.get("gradients", "error")),
+        ),
+        (
+            "peak / whole-op bound, parts of 4 samples or more",
+            1.02,
+            _pairs([r for r in rows if r.part == 0 or r.part >= 4], bound_ratio),
+        ),
+        (
+            "resident growth / requested peak, compiled, channels_last",
+            1.2,
+            _pairs([r for r in rows if r.made["kind"] == "compiled" and r.made["layout"] == "channels_last"], _growth),
+        ),
+    ):
         if values:
             worst, name = max(values)
             over = sum(v > limit for v, _ in values)
@@ -163,8 +176,16 @@ def _growth(r: Figures) -> float | None:
 def _table(rows: list[Figures]) -> str:
     times = sorted({n for r in rows for n in r.numbers("time")}, reverse=True)
     clocks = [(n, clock) for n in times for clock in ("wall", "cpu")]
-    header = ["step", "peak, MB", "predicted − measured, B", "in all, MB", "resident growth, MB", "growth / peak",
-              "peak / whole-op bound", "gradient error"]  # fmt: skip
+    header = [
+        "step",
+        "peak, MB",
+        "predicted − measured, B",
+        "in all, MB",
+        "resident growth, MB",
+        "growth / peak",
+        "peak / whole-op bound",
+        "gradient error",
+    ]
     header += [f"{'CPU' if c == 'cpu' else c} time, {n} thread{'s' * (n > 1)}" for n, c in clocks]
     return _markdown([list(_cells(r, clocks)) for r in rows], header, "l" + "r" * (len(header) - 1))
 

@@ -21,14 +21,14 @@ from torch import nn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
-import backbones  # noqa: E402
+import backbones
 
-import floorplan  # noqa: E402
-from floorplan.bits import apply_gate, layout_of, pack_gate  # noqa: E402
-from floorplan.fused import FusedConv  # noqa: E402
-from floorplan.geometry import conv, conv_input_grad, conv_weight_grad, pad, unpad  # noqa: E402
-from floorplan.lowrank import project, up_geometry  # noqa: E402
-from floorplan.verify import randomize_adapters  # noqa: E402
+import floorplan
+from floorplan.layers.bits import apply_gate, layout_of, pack_gate
+from floorplan.layers.fused import FusedConv
+from floorplan.layers.geometry import conv, conv_input_grad, conv_weight_grad, pad, unpad
+from floorplan.layers.lowrank import project, up_geometry
+from floorplan.methods.verify import randomize_adapters
 
 
 class TwoBranch(torch.autograd.Function):
@@ -112,18 +112,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    header = [
-        "batch",
-        "full fine-tuning",
-        "two-branch / full",
-        "rewritten / full",
-        "rewritten / two-branch",
-    ]
+    header = ["batch", "full fine-tuning", "two-branch / full", "rewritten / full", "rewritten / two-branch"]
     table = tabulate(
-        [row(b, options.rounds) for b in options.batch],
-        headers=header,
-        tablefmt="github",
-        disable_numparse=True,
+        [row(b, options.rounds) for b in options.batch], headers=header, tablefmt="github", disable_numparse=True
     )
     text = (
         "# Step time, paired\n\nMobileNetV2 (examples/backbones.py) at 97x60, rank 2, pointwise sites, "

@@ -20,21 +20,22 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-import torch  # noqa: E402
-import zoo_models  # noqa: E402
-from tabulate import tabulate  # noqa: E402
+import torch
+import zoo_models
+from tabulate import tabulate
 
-from floorplan.api import adapted, subject_of  # noqa: E402
-from floorplan.compare import resized  # noqa: E402
-from floorplan.compile_step import Schedule, compile_step  # noqa: E402
-from floorplan.cost_models import arena  # noqa: E402
-from floorplan.errors import FloorplanError  # noqa: E402
-from floorplan.methods import METHODS, Options, Plan, method  # noqa: E402
-from floorplan.report import versions  # noqa: E402
-from floorplan.step import LOSSES, target_for  # noqa: E402
-from floorplan.step_timeline import measure, predict  # noqa: E402
-from floorplan.timeline import StepTimeline, intervals  # noqa: E402
-from floorplan.timeline_run import measure_timeline, predict_timeline  # noqa: E402
+from floorplan.cost_models import arena
+from floorplan.errors import FloorplanError
+from floorplan.ledger.inputs import filled
+from floorplan.ledger.losses import LOSSES, target_for
+from floorplan.methods.catalogue import METHODS, Options, Plan, method
+from floorplan.methods.rewrite import adapted
+from floorplan.methods.subject import subject_of
+from floorplan.step.compile import Schedule, compile_step
+from floorplan.step.timeline import measure, predict
+from floorplan.text import versions
+from floorplan.timeline.blocks import StepTimeline, intervals
+from floorplan.timeline.run import measure_timeline, predict_timeline
 
 RESULTS, TABLE = ROOT / "benchmarks" / "results" / "timeline_zoo.json", ROOT / "docs" / "timeline_zoo.md"
 HEADER = ["model", "methods", "exact", "largest difference (B)", "arena / max-live, worst", "arena s, worst", "not run"]
@@ -50,7 +51,7 @@ def rows(family: str, name: str, methods: list[str]) -> Iterator[dict[str, Any]]
         try:
             gm = adapted(s, Plan(m.name, Options(2, "auto", 0, False)), verified=False)[0].gm
             gm.train(m.name != "zero-shot")
-            inputs = resized(s.inputs, 2)
+            inputs = filled(s.inputs, 2)
             y, loss = target_for(gm, inputs, "cross_entropy"), LOSSES["cross_entropy"]
             options: dict[str, Any] = {"replays": m.replays}
             p = predict_timeline(gm, inputs, y, loss, **options)
@@ -72,9 +73,13 @@ def found(p: StepTimeline, m: StepTimeline) -> dict[str, Any]:
     placed = arena.place(spans)
     arena.verify(spans, placed)
     return {
-        "predicted": p.peak, "measured": m.peak, "same_blocks": p.blocks == m.blocks, "blocks": len(spans),
-        "arena": round(placed.ratio, 5), "seconds": round(time.process_time() - start, 2),
-    }  # fmt: skip
+        "predicted": p.peak,
+        "measured": m.peak,
+        "same_blocks": p.blocks == m.blocks,
+        "blocks": len(spans),
+        "arena": round(placed.ratio, 5),
+        "seconds": round(time.process_time() - start, 2),
+    }
 
 
 def page(document: dict[str, Any]) -> str:
@@ -86,11 +91,17 @@ def page(document: dict[str, Any]) -> str:
         ran = [r for r in own if "predicted" in r]
         gaps = [abs(r["predicted"] - r["measured"]) for r in ran]
         failed = [f"{r['method']}: {r.get('refused') or r.get('error')}" for r in own if "predicted" not in r]
-        lines.append([
-            key[1], len(own), sum(not g for g in gaps), max(gaps, default="-"),
-            f"{max((r['arena'] for r in ran), default=0):.4f}", f"{max((r['seconds'] for r in ran), default=0):.1f}",
-            "; ".join(f.split(": ")[0] for f in failed),
-        ])  # fmt: skip
+        lines.append(
+            [
+                key[1],
+                len(own),
+                sum(not g for g in gaps),
+                max(gaps, default="-"),
+                f"{max((r['arena'] for r in ran), default=0):.4f}",
+                f"{max((r['seconds'] for r in ran), default=0):.1f}",
+                "; ".join(f.split(": ")[0] for f in failed),
+            ]
+        )
     exact = sum(r["predicted"] == r["measured"] for r in done)
     blocks = sum(r["same_blocks"] for r in done)
     head = ", ".join(f"{k} {v}" for k, v in document["versions"].items())

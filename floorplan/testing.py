@@ -6,14 +6,20 @@ from typing import Any
 from torch import nn
 
 from floorplan import api
-from floorplan.criterion import AT_FLOOR
-from floorplan.report import shape_text, table
+from floorplan.ledger.criterion import AT_FLOOR
+from floorplan.ledger.report import shape_text
+from floorplan.text import table
 
 
 def assert_memory_floor(
-    model: nn.Module | str, inputs: Any = None, rank: int | None = None, *, sites: str = "auto",
-    shapes: Sequence[Sequence[int]] | None = None, batch: int | None = None,
-) -> None:  # fmt: skip
+    model: nn.Module | str,
+    inputs: Any = None,
+    rank: int | None = None,
+    *,
+    sites: str = "auto",
+    shapes: Sequence[Sequence[int]] | None = None,
+    batch: int | None = None,
+) -> None:
     """AssertionError with the table of guilty tensors unless the model is proved to be at the floor.
 
     rank: judge the model as `rewrite` would adapt it; None: as it stands, by its own flags and mode.
@@ -21,10 +27,7 @@ def assert_memory_floor(
     report = api.check(model, inputs, rank, sites=sites, shapes=shapes, batch=batch)
     if report.verdict == AT_FLOOR:
         return
-    rows = [[e.node, e.op, e.pillar, shape_text(e), f"{e.nbytes:,}", e.reason, e.fix]
-            for e in report.proof.guilty]  # fmt: skip
+    rows = [[e.node, e.op, e.pillar, shape_text(e), f"{e.nbytes:,}", e.reason, e.fix] for e in report.proof.guilty]
     header = ["node", "op", "pillar", "shape", "bytes", "why", "what would remove it"]
     notes = "\n".join(f"note: {n}" for n in (*report.notes, *report.proof.assumptions))
-    raise AssertionError(
-        f"{report.name} is {report.verdict}, not AT_FLOOR\n{table(rows, header, right=(4,))}\n{notes}"
-    )
+    raise AssertionError(f"{report.name} is {report.verdict}, not AT_FLOOR\n{table(rows, header, right=(4,))}\n{notes}")

@@ -1,6 +1,6 @@
 """The passes, in the order they run."""
 
-from floorplan.driver import Pass
+from floorplan.graph.driver import Pass
 from floorplan.passes import (
     canonicalize,
     compact_dropout,

@@ -16,21 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from floorplan.canonical import (
-    DROPOUTS,
-    FUNCTIONS,
-    METHODS,
-    PAD,
-    PAD_MODULES,
-    WEIGHTED,
-    Spelling,
-    parameters,
-)
-from floorplan.canonical_state import adopt
-from floorplan.driver import Pass, Site
-from floorplan.leaves import is_plain_leaf, leaf_reason
-from floorplan.sites import calls_of, free_path
-from floorplan.trace import TrainingFlag
+from floorplan.graph.adopt import adopt
+from floorplan.graph.driver import Pass, Site
+from floorplan.graph.edit import calls_of, free_path
+from floorplan.graph.leaves import is_plain_leaf, leaf_reason
+from floorplan.graph.spellings import DROPOUTS, FUNCTIONS, METHODS, PAD, PAD_MODULES, WEIGHTED, Spelling, parameters
+from floorplan.layers.plain import TrainingFlag
 
 _DROPOUT_MODULES = tuple(dict.fromkeys(cast(Any, s.make) for s in DROPOUTS.values()))
 _ADD = Spelling(parameters("input other alpha=1"), nn.Identity)
@@ -38,11 +29,16 @@ _FLATTEN = Spelling(parameters("input start_dim=0 end_dim=-1"), nn.Identity)
 _CAT = Spelling(parameters("tensors dim=0"), nn.Identity)
 _PAD = Spelling(PAD, nn.Identity)
 _SYNONYMS: dict[Any, Any] = {
-    torch.add: operator.add, "add": operator.add, "add_": operator.iadd,
-    torch.flatten: torch.flatten, "flatten": torch.flatten,
-    torch.cat: torch.cat, torch.concat: torch.cat, torch.concatenate: torch.cat,
+    torch.add: operator.add,
+    "add": operator.add,
+    "add_": operator.iadd,
+    torch.flatten: torch.flatten,
+    "flatten": torch.flatten,
+    torch.cat: torch.cat,
+    torch.concat: torch.cat,
+    torch.concatenate: torch.cat,
     F.pad: F.pad,
-}  # fmt: skip
+}
 _NO_MODULE = ("sigmoid_", "tanh_", "clamp_", "clip_", "clamp_min_", "clamp_max_")
 
 
@@ -126,9 +122,7 @@ def _plain(bound: dict[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in bound.items()}
 
 
-def _dropout(
-    gm: fx.GraphModule, node: fx.Node, make: Callable[..., nn.Module], bound: dict[str, Any]
-) -> str:
+def _dropout(gm: fx.GraphModule, node: fx.Node, make: Callable[..., nn.Module], bound: dict[str, Any]) -> str:
     flag, x = _flag_of(gm, bound["training"]), bound["input"]
     if flag is None:
         return f"training is computed while running ({bound['training'].name})"

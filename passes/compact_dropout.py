@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from floorplan.compact_dropout import PackedDropout, dropout_refusal, is_dropout
-from floorplan.compact_swap import swap
-from floorplan.driver import Pass, Site
+from floorplan.graph.driver import Pass, Site
+from floorplan.graph.swap import swap
+from floorplan.layers.dropout import PackedDropout, dropout_refusal, is_dropout
 
 
 def run(gm: fx.GraphModule) -> Iterator[Site]:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from floorplan.compact_pools import compact_pool, is_pool, pool_refusal
-from floorplan.compact_swap import swap
-from floorplan.driver import Pass, Site
+from floorplan.graph.driver import Pass, Site
+from floorplan.graph.swap import swap
+from floorplan.layers.max_pools import compact_pool, is_pool, pool_refusal
 
 
 def run(gm: fx.GraphModule) -> Iterator[Site]:

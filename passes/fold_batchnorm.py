@@ -9,31 +9,19 @@ from typing import cast
 
 from torch import fx, nn
 
-from floorplan.driver import Pass, Site
-from floorplan.sites import (
-    CONV_TYPES,
-    NORMS,
-    bn_reason,
-    call_reason,
-    calls_of,
-    conv_reason,
-    module_calls,
-    scale_note,
-    set_module,
-    to_affine,
-    to_site,
-)
+from floorplan.graph.driver import Pass, Site
+from floorplan.graph.edit import CONV_TYPES, calls_of, module_calls, set_module
+from floorplan.graph.fold import NORMS, bn_reason, call_reason, conv_reason, scale_note, to_affine, to_site
 
 # What no pass rewrites, said here so that nothing is left alone in silence.
 OUTSIDE: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
     (
-        (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
-         nn.LocalResponseNorm),
+        (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm),
         "per-sample statistics cannot be folded; it keeps its input",
     ),
     ((nn.RNNBase, nn.RNNCellBase), "recurrent: outside the conv rewrite; frozen as it is"),
     ((nn.MultiheadAttention,), "attention: outside the conv rewrite; frozen as it is"),
-)  # fmt: skip
+)
 
 
 def run(gm: fx.GraphModule) -> Iterator[Site]:
@@ -85,9 +73,7 @@ def _unfoldable(gm: fx.GraphModule, node: fx.Node) -> str:
     return ""
 
 
-def _make_affine(
-    gm: fx.GraphModule, node: fx.Node, bn: nn.Module, done: dict[str, nn.Module]
-) -> None:
+def _make_affine(gm: fx.GraphModule, node: fx.Node, bn: nn.Module, done: dict[str, nn.Module]) -> None:
     path = str(node.target)
     if path not in done:
         done[path] = to_affine(bn)

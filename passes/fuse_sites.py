@@ -7,21 +7,17 @@ FusedConv -> ReLU, ReLU6, …    ->  FusedConv with a gate of one bit an element
 
 import operator
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import fx
 
-from floorplan.aliases import Roots, order_of, reader_after, roots_of, writer_between
-from floorplan.compact import gate_of
-from floorplan.driver import Pass, Site
-from floorplan.fused import ACTIVATIONS, FusedConv
-from floorplan.geometry import Geometry
-from floorplan.sites import calls_of, free_path, hook_reason, module_calls, set_module, tied_twin
-
-MODES = {"constant": "zeros"} | {m: m for m in ("reflect", "replicate", "circular")}
-_PAD = ("input", "pad", "mode", "value")
+from floorplan.graph.aliases import Roots, order_of, reader_after, roots_of, writer_between
+from floorplan.graph.driver import Pass, Site
+from floorplan.graph.edit import PAD, calls_of, free_path, module_calls, padded, set_module
+from floorplan.graph.fold import hook_reason, tied_twin
+from floorplan.layers.activations import gate_of
+from floorplan.layers.fused import ACTIVATIONS, FusedConv
 
 
 def run(gm: fx.GraphModule) -> Iterator[Site]:
@@ -49,9 +45,9 @@ def _absorb_pad(gm: fx.GraphModule, node: fx.Node, site: FusedConv) -> Iterator[
     source = node.args[0]
     if not isinstance(source, fx.Node) or source.target is not F.pad:
         return
-    options: dict[str, Any] = dict(zip(_PAD, source.args, strict=False)) | source.kwargs
+    options: dict[str, Any] = dict(zip(PAD, source.args, strict=False)) | source.kwargs
     x = options["input"]
-    geo = _padded(site.geo, options)
+    geo = padded(site.geo, options)
     writer = writer_between(gm, source, node, x, roots_of(gm))
     if writer is not None:
         geo = f"{writer.name} writes into {x.name} before {node.name} reads the padded copy"
@@ -63,28 +59,6 @@ def _absorb_pad(gm: fx.GraphModule, node: fx.Node, site: FusedConv) -> Iterator[
     yield Site(source.name)
     if not source.users:
         gm.graph.erase_node(source)
-
-
-def _padded(geo: Geometry, options: dict[str, Any]) -> Geometry | str:
-    pads, mode, value = options.get("pad"), options.get("mode", "constant"), options.get("value")
-    if not isinstance(pads, tuple | list) or not all(isinstance(p, int) for p in pads):
-        return "padding is computed at run time"
-    if geo.transposed:
-        return "padding before a transposed conv"
-    if any(p < 0 for p in pads):
-        return "negative padding crops"
-    if mode == "constant" and value not in (None, 0, 0.0):
-        return f"pads with {value}, which does not commute with the projection"
-    nd = len(geo.kernel)
-    if len(pads) > 2 * nd and any(pads[2 * nd :]):
-        return "pads batch or channels"
-    pairs = [(pads[2 * i], pads[2 * i + 1]) for i in range(min(nd, len(pads) // 2))]
-    pairs = [*reversed(pairs + [(0, 0)] * (nd - len(pairs)))]
-    own = any(p != (0, 0) for p in geo.padding)
-    if own and not (MODES[mode] == geo.mode == "zeros"):
-        return f"{mode} padding before a conv that pads by itself"
-    total = tuple((a + c, b + d) for (a, b), (c, d) in zip(pairs, geo.padding, strict=True))
-    return replace(geo, padding=total, mode=MODES[mode])
 
 
 def _absorb_add(gm: fx.GraphModule, add: fx.Node) -> Iterator[Site]:

@@ -1,6 +1,6 @@
 """Ablations of MemFLoRA's Table 4: a rank-r branch of two convs beside the frozen site.
 
-y = FusedConv(x)   ->   y = FusedConv(x) + RankBranch(x)     see floorplan.branch
+y = FusedConv(x)   ->   y = FusedConv(x) + RankBranch(x)     see floorplan.layers.branch
 
 The add is a node like any other: fuse_sites gives it to the site, with the activation behind it.
 """
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from floorplan.branch import RankBranch
-from floorplan.driver import Pass
-from floorplan.fused import FusedConv
+from floorplan.graph.driver import Pass
+from floorplan.graph.edit import calls_of, free_path, set_module
+from floorplan.layers.branch import RankBranch
+from floorplan.layers.fused import FusedConv
 from floorplan.passes.insert_memflora import Insert
-from floorplan.sites import calls_of, free_path, set_module
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,7 @@ class Branch(Insert):
     kernel: str = "up"  # which factor has the conv's kernel: up or down
     bn: bool = False  # a trained BatchNorm of q in the place of a
 
-    def _adapt(
-        self, gm: fx.GraphModule, path: str, site: FusedConv, generator: torch.Generator
-    ) -> str:
+    def _adapt(self, gm: fx.GraphModule, path: str, site: FusedConv, generator: torch.Generator) -> str:
         if site.geo.transposed:
             return "a branch of two convs is defined for convs, not for transposed ones"
         if site.geo.groups > 1:
@@ -59,9 +57,8 @@ def _beside(gm: fx.GraphModule, node: fx.Node, path: str) -> None:
 
 
 def branch(
-    rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False,
-    kernel: str = "up", bn: bool = False,
-) -> Pass:  # fmt: skip
+    rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False, kernel: str = "up", bn: bool = False
+) -> Pass:
     """The pass with its options set."""
     insert = Branch(rank, sites, seed, train_head, kernel=kernel, bn=bn)
     return Pass("insert_branch", insert, tolerance=1e-9)

@@ -1,6 +1,6 @@
 """Freeze the model and put a LoRA in the place of the chosen convs; BatchNorms stay as they are.
 
-conv(x, W)  ->  LoraC, LoraCOfficial, SideConv, FactorConv (x)      see floorplan.reparam, floorplan.factor
+conv(x, W)  ->  LoraC, LoraCOfficial, SideConv, FactorConv (x)      see floorplan.layers.lora, floorplan.layers.factor
 """
 
 from collections.abc import Callable, Iterator
@@ -10,14 +10,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from floorplan.adapter import as_conv_starts
-from floorplan.choose import choose, shape_of
-from floorplan.driver import Pass, Site
 from floorplan.errors import FloorplanError
-from floorplan.factor import FactorConv, tensor_train_suffix
-from floorplan.geometry import TRANSPOSED, Geometry, geometry_of
-from floorplan.reparam import LoraC, LoraCOfficial, SideConv
-from floorplan.sites import CONV_TYPES, call_reason, conv_reason, module_calls, set_module
+from floorplan.graph.choose import choose, shape_of
+from floorplan.graph.driver import Pass, Site
+from floorplan.graph.edit import CONV_TYPES, module_calls, set_module
+from floorplan.graph.fold import call_reason, conv_reason
+from floorplan.layers.adapter import as_conv_starts
+from floorplan.layers.factor import FactorConv, tensor_train_suffix
+from floorplan.layers.geometry import TRANSPOSED, Geometry, geometry_of
+from floorplan.layers.lora import LoraC, LoraCOfficial, SideConv
 
 ALPHA = 2.0  # alpha/r, as in the MemFLoRA paper's baselines
 
@@ -111,8 +112,6 @@ class Insert:
         return cast(nn.Module, layer.train(conv.training))
 
 
-def lora(
-    kind: str, rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False
-) -> Pass:
+def lora(kind: str, rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False) -> Pass:
     """The pass with its options set; `kind` is one of KINDS."""
     return Pass(f"insert_{kind}", Insert(kind, rank, sites, seed, train_head), tolerance=1e-9)

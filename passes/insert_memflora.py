@@ -8,20 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import fx, nn
+from torch import fx
 
-from floorplan.choose import choose, shape_of
-from floorplan.driver import Pass, Site
 from floorplan.errors import FloorplanError
-from floorplan.fused import FusedConv
-from floorplan.sites import (
-    CONV_TYPES,
-    call_reason,
-    conv_reason,
-    module_calls,
-    set_module,
-    to_site,
-)
+from floorplan.graph.choose import choose, shape_of
+from floorplan.graph.driver import Pass, Site
+from floorplan.graph.edit import CONV_TYPES, module_calls, set_module, train_head
+from floorplan.graph.fold import call_reason, conv_reason, to_site
+from floorplan.layers.fused import FusedConv
 
 
 @dataclass(frozen=True)
@@ -32,7 +26,7 @@ class Insert:
     sites: str = "auto"  # auto, all, pointwise, or globs over conv paths, comma-separated
     seed: int = 0
     train_head: bool = False
-    projection: str = "normal"  # how P is drawn: one of floorplan.fused.PROJECTIONS
+    projection: str = "normal"  # how P is drawn: one of floorplan.layers.fused.PROJECTIONS
     scaled: bool = True  # the adapter is scaled by the folded BatchNorm's a
 
     def __call__(self, gm: fx.GraphModule) -> Iterator[Site]:
@@ -59,18 +53,18 @@ class Insert:
                 full = self.rank == shapes[path].width
                 yield Site(path, note="its q is as wide as its input at this rank" if full else "")
         if not adapted and not found and (computed := _functional_conv(gm)):
-            raise FloorplanError(f"no conv can be adapted: {computed} convolves with a computed weight "
-                                 "(weight standardisation, a reparametrization); bake the weight first")  # fmt: skip
+            raise FloorplanError(
+                f"no conv can be adapted: {computed} convolves with a computed weight "
+                "(weight standardisation, a reparametrization); bake the weight first"
+            )
         if not adapted:
             looked = f"{len(found)} looked at with --sites {self.sites} --rank {self.rank}"
             advice = "try --sites all or a smaller rank" if found else "its graph has no conv layer"
             raise FloorplanError(f"no conv was adapted ({looked}); {advice}")
         if self.train_head:
-            _train_head(gm)
+            train_head(gm)
 
-    def _adapt(
-        self, gm: fx.GraphModule, path: str, site: FusedConv, generator: torch.Generator
-    ) -> str:
+    def _adapt(self, gm: fx.GraphModule, path: str, site: FusedConv, generator: torch.Generator) -> str:
         """Give a site its adapter; why it cannot have one, "" if it has."""
         site.adapt(self.rank, generator, self.projection)
         site.scale = site.scale if self.scaled else None
@@ -94,17 +88,14 @@ def _site_at(gm: fx.GraphModule, path: str) -> FusedConv | str:
     return site
 
 
-def _train_head(gm: fx.GraphModule) -> None:
-    heads = [m for _, m in module_calls(gm, nn.Linear)]
-    if not heads:
-        raise FloorplanError("--train-head: the model has no Linear layer; leave the option out")
-    heads[-1].requires_grad_(True)
-
-
 def memflora(
-    rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False,
-    projection: str = "normal", scaled: bool = True,
-) -> Pass:  # fmt: skip
+    rank: int = 2,
+    sites: str = "auto",
+    seed: int = 0,
+    train_head: bool = False,
+    projection: str = "normal",
+    scaled: bool = True,
+) -> Pass:
     """The pass with its options set."""
     insert = Insert(rank, sites, seed, train_head, projection, scaled)
     return Pass("insert_memflora", insert, tolerance=1e-9)

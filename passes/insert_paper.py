@@ -15,14 +15,15 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import fx, nn
 
-from floorplan.choose import choose, shape_of
-from floorplan.compact import gate_of
-from floorplan.driver import Pass, Site
 from floorplan.errors import FloorplanError
-from floorplan.fused import ACTIVATIONS, activation_options
-from floorplan.geometry import CONVS, geometry_of
-from floorplan.paper_site import PaperSite
-from floorplan.sites import NORMS, bn_reason, call_reason, conv_reason, module_calls, set_module
+from floorplan.graph.choose import choose, shape_of
+from floorplan.graph.driver import Pass, Site
+from floorplan.graph.edit import module_calls, set_module
+from floorplan.graph.fold import NORMS, bn_reason, call_reason, conv_reason
+from floorplan.layers.activations import gate_of
+from floorplan.layers.fused import ACTIVATIONS, activation_options
+from floorplan.layers.geometry import CONVS, geometry_of
+from floorplan.layers.paper import PaperSite
 
 S = TypeVar("S", bound=PaperSite)
 
@@ -52,14 +53,9 @@ class Insert:
             rank = self.rank if source and not self._unfit(str(source.target), convs, refused) else 0
             adapted += bool(rank)
             make = partial(_site, bn=bn, rank=rank, generator=generator)
-            yield Site(
-                put_site(gm, node, source, make),
-                note="" if rank else "frozen: keeps its gate and its scale",
-            )
+            yield Site(put_site(gm, node, source, make), note="" if rank else "frozen: keeps its gate and its scale")
         if not adapted:
-            raise FloorplanError(
-                "memflora-paper: no conv with a BatchNorm behind it was chosen; try --sites all"
-            )
+            raise FloorplanError("memflora-paper: no conv with a BatchNorm behind it was chosen; try --sites all")
         if self.train_head and (heads := [m for m in gm.modules() if isinstance(m, nn.Linear)]):
             heads[-1].requires_grad_(True)
 
@@ -69,9 +65,8 @@ class Insert:
 
 
 def put_site(
-    gm: fx.GraphModule, node: fx.Node, source: fx.Node | None,
-    make: Callable[[Any, nn.Module | None], nn.Module],
-) -> str:  # fmt: skip
+    gm: fx.GraphModule, node: fx.Node, source: fx.Node | None, make: Callable[[Any, nn.Module | None], nn.Module]
+) -> str:
     """Put make(conv, activation) in the place of a BatchNorm node and what is its own around it.
 
     source: the conv before it, as `conv_before` finds it; without one the BatchNorm stands alone.
@@ -128,9 +123,7 @@ def _activation_after(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:
     return users[0] if known else None
 
 
-def _site(
-    conv: Any, act: nn.Module | None, bn: Any, rank: int, generator: torch.Generator
-) -> PaperSite:
+def _site(conv: Any, act: nn.Module | None, bn: Any, rank: int, generator: torch.Generator) -> PaperSite:
     site = unfilled(PaperSite, conv, bn, act, rank=rank)
     if conv is not None and conv.bias is not None:
         site.bias = conv.bias.detach().clone()

@@ -20,31 +20,25 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from floorplan.aliases import Roots, roots_of, writer_between
-from floorplan.compact import is_activation
-from floorplan.driver import Pass, Site
 from floorplan.errors import FloorplanError
-from floorplan.geometry import geometry_of
-from floorplan.lite import FrozenConv, LiteResidual, TinySite
-from floorplan.passes.insert_memflora import _train_head
+from floorplan.graph.aliases import Roots, roots_of, writer_between
+from floorplan.graph.driver import Pass, Site
+from floorplan.graph.edit import CONV_TYPES, calls_of, free_path, module_calls, set_module, train_head
+from floorplan.graph.fold import NORMS, bn_reason, call_reason, conv_reason
+from floorplan.layers.activations import is_activation
+from floorplan.layers.geometry import geometry_of
+from floorplan.layers.lite import FrozenConv, LiteResidual, TinySite
 from floorplan.passes.insert_paper import conv_before, put_site, unfilled
-from floorplan.sites import (
-    CONV_TYPES,
-    NORMS,
-    bn_reason,
-    call_reason,
-    calls_of,
-    conv_reason,
-    free_path,
-    module_calls,
-    set_module,
-)
 
 Nodes = dict[fx.Node, None]
 _KEEP_WIDTH = (
-    nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.modules.dropout._DropoutNd,
-    nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd, nn.Upsample,
-)  # fmt: skip
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.modules.dropout._DropoutNd,
+    nn.modules.pooling._AdaptiveAvgPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd,
+    nn.Upsample,
+)
 _IN_PLACE = {operator.iadd, operator.imul, operator.isub}
 _JOINS = {operator.add, operator.mul, operator.sub, *_IN_PLACE}
 
@@ -66,7 +60,7 @@ class Insert:
             yield from _tiny_sites(gm)
         yield from _frozen_convs(gm)
         if self.train_head:
-            _train_head(gm)
+            train_head(gm)
 
     def _branches(self, gm: fx.GraphModule) -> Iterator[Site]:
         generator = torch.Generator().manual_seed(self.seed)

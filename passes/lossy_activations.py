@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from floorplan.compact import UNGATEABLE
-from floorplan.compact_swap import swap
-from floorplan.driver import Pass, Site
 from floorplan.errors import FloorplanError
-from floorplan.lossy import FITS, LossyActivation, lossy_refusal
-from floorplan.symbols import clone_structure
+from floorplan.graph.copies import clone_structure
+from floorplan.graph.driver import Pass, Site
+from floorplan.graph.swap import swap
+from floorplan.layers.activations import UNGATEABLE
+from floorplan.layers.lossy import FITS, LossyActivation, lossy_refusal
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from floorplan.compact import PackedActivation, activation_refusal, is_activation
-from floorplan.compact_swap import swap
-from floorplan.driver import Pass, Site
+from floorplan.graph.driver import Pass, Site
+from floorplan.graph.swap import swap
+from floorplan.layers.activations import PackedActivation, activation_refusal, is_activation
 
 
 def run(gm: fx.GraphModule) -> Iterator[Site]:

@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator
 
 from torch import fx, nn
 
-from floorplan.driver import Pass, Site
 from floorplan.errors import FloorplanError
-from floorplan.sites import CONV_TYPES
+from floorplan.graph.driver import Pass, Site
+from floorplan.graph.edit import CONV_TYPES
 
-NORMALIZATIONS = (
-    nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm, nn.RMSNorm,
-)  # fmt: skip
+NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm, nn.RMSNorm)
 
 
 def _full(m: nn.Module) -> list[nn.Parameter]:
@@ -31,8 +29,11 @@ def _norm(m: nn.Module) -> list[nn.Parameter]:
 
 
 CHOICES: dict[str, Callable[[nn.Module], list[nn.Parameter]]] = {
-    "full": _full, "none": lambda m: [], "bias": _bias, "norm": _norm,
-}  # fmt: skip
+    "full": _full,
+    "none": lambda m: [],
+    "bias": _bias,
+    "norm": _norm,
+}
 
 
 def trainable(what: str, head: bool = False) -> Pass:

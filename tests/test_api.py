@@ -84,9 +84,7 @@ def test_save_and_load_give_a_trainable_module_back(tmp_path: Path) -> None:
 
 
 def test_seed_and_rank_set_the_adapter() -> None:
-    a, b, c = (
-        floorplan.rewrite(Residual(), X, rank=2, seed=s, measured=False).module for s in (0, 0, 1)
-    )
+    a, b, c = (floorplan.rewrite(Residual(), X, rank=2, seed=s, measured=False).module for s in (0, 0, 1))
     p = [m.get_submodule("conv").P for m in (a, b, c)]
     assert torch.equal(p[0], p[1]) and not torch.equal(p[0], p[2])
     with pytest.raises(FloorplanError, match="no conv was adapted"):

@@ -7,15 +7,15 @@ import torch
 from hard_models import HARD, build
 
 import floorplan
-from floorplan.analyze import trainable
-from floorplan.criterion import AT_FLOOR
 from floorplan.errors import FloorplanError, TraceError
-from floorplan.ledger import run_graph
-from floorplan.measure import Figures, figures, measure
-from floorplan.report import CheckReport
-from floorplan.storage import tensors_in
-from floorplan.symbols import concrete_fakes
-from floorplan.trace import Traced, trace
+from floorplan.graph.trace import Traced, trace
+from floorplan.ledger.analyze import trainable
+from floorplan.ledger.criterion import AT_FLOOR
+from floorplan.ledger.fakes import concrete_fakes
+from floorplan.ledger.figures import Figures, figures, measure
+from floorplan.ledger.report import CheckReport
+from floorplan.ledger.run import run_graph
+from floorplan.trees import tensors_in
 
 BROKEN = ("in-place-add-after-relu", "branch-on-values")
 SOUND = [n for n in HARD if n not in BROKEN]
@@ -93,10 +93,16 @@ def site_bytes(report: CheckReport) -> int:
 
 @pytest.mark.parametrize(
     ("name", "node"),
-    [("handwritten-swish", "mul"), ("max-pool-keeps-its-input", "tanh"), ("conv-bias-before-norm", "pow_1"),
-     ("norm-without-statistics", "b1"), ("spectral-norm", "c2"), ("group-and-instance-norm", "b1"),
-     ("conv-lstm", "lstm")],
-)  # fmt: skip
+    [
+        ("handwritten-swish", "mul"),
+        ("max-pool-keeps-its-input", "tanh"),
+        ("conv-bias-before-norm", "pow_1"),
+        ("norm-without-statistics", "b1"),
+        ("spectral-norm", "c2"),
+        ("group-and-instance-norm", "b1"),
+        ("conv-lstm", "lstm"),
+    ],
+)
 def test_what_stays_is_named(name: str, node: str) -> None:
     report = floorplan.check(*build(name), rank=2, sites="all")
     assert report.verdict != AT_FLOOR

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import fx
 
-from floorplan import driver
-from floorplan.cost_models import macs as formulas
 from floorplan.cost_models import memory
-from floorplan.macs import layers_of, merges_of
-from floorplan.measure import _bytes
-from floorplan.methods import Options, method
-from floorplan.step import LOSSES, StepFigures, predict_step, replay_sites
-from floorplan.trace import trace
+from floorplan.cost_models import paper_macs as formulas
+from floorplan.graph import driver
+from floorplan.graph.trace import trace
+from floorplan.ledger.losses import LOSSES
+from floorplan.ledger.macs import layers_of, merges_of
+from floorplan.ledger.step_figures import StepFigures, predict_step, replay_sites
+from floorplan.methods.catalogue import Options, method
+from floorplan.trees import bytes_of_tensors
 
 SHAPES = {"t_resnet": (97, 60), "mobilenet_v2": (1, 97, 60)}
 BATCHES = (1, 8, 32, 64)
@@ -28,15 +29,11 @@ TABLE3 = {
     ("t_resnet", "lora-c"): ((5.51, 3.10), (11.53, 9.12), (32.20, 29.79), (59.76, 57.35), 0.10),
     ("t_resnet", "lora-edge"): ((2.93, 0.60), (7.05, 4.72), (21.19, 18.86), (40.04, 37.71), 0.02),
     ("t_resnet", "memflora-paper"): ((2.44, 0.02), (2.50, 0.11), (2.81, 0.42), (3.23, 0.83), 0.08),
-    ("mobilenet_v2", "full"):
-        ((43.20, 16.12), (109.00, 81.91), (346.93, 319.85), (666.64, 639.56), 17.97),
-    ("mobilenet_v2", "lora-c"):
-        ((27.17, 17.61), (90.00, 80.44), (305.40, 295.84), (592.61, 583.05), 0.30),
-    ("mobilenet_v2", "lora-edge"):
-        ((17.09, 7.66), (69.77, 60.34), (250.39, 240.96), (491.22, 481.79), 0.16),
-    ("mobilenet_v2", "memflora-paper"):
-        ((9.63, 0.20), (10.54, 1.11), (13.66, 4.23), (17.83, 8.40), 0.16),
-}  # fmt: skip
+    ("mobilenet_v2", "full"): ((43.20, 16.12), (109.00, 81.91), (346.93, 319.85), (666.64, 639.56), 17.97),
+    ("mobilenet_v2", "lora-c"): ((27.17, 17.61), (90.00, 80.44), (305.40, 295.84), (592.61, 583.05), 0.30),
+    ("mobilenet_v2", "lora-edge"): ((17.09, 7.66), (69.77, 60.34), (250.39, 240.96), (491.22, 481.79), 0.16),
+    ("mobilenet_v2", "memflora-paper"): ((9.63, 0.20), (10.54, 1.11), (13.66, 4.23), (17.83, 8.40), 0.16),
+}
 # Two printed cells of "saved" are the most that saves and gradients add up to in the backward, which
 # at small batches is more than what the forward saves: (printed, what is saved).
 MISPRINTS = {("mobilenet_v2", "full", 1): (16.12, 10.13), ("mobilenet_v2", "full", 8): (81.91, 80.06)}
@@ -66,9 +63,12 @@ SLOPES = {
 }
 
 TRAINABLE = {  # T-ResNet, MobileNetV2
-    "full": (560_915, 2_245_649), "lora-c": (12_804, 37_056), "lora-edge": (2_304, 19_776),
-    "memflora-paper": (10_624, 19_776), "memflora": (10_624, 19_776),
-}  # fmt: skip
+    "full": (560_915, 2_245_649),
+    "lora-c": (12_804, 37_056),
+    "lora-edge": (2_304, 19_776),
+    "memflora-paper": (10_624, 19_776),
+    "memflora": (10_624, 19_776),
+}
 ROWS = list(TABLE3)
 
 
@@ -117,7 +117,7 @@ def test_table_3(row: tuple[str, str]) -> None:
 @pytest.mark.parametrize("cell", MISPRINTS, ids=str)
 def test_misprinted_cells_are_the_most_of_saves_and_gradients(cell: tuple[str, str, int]) -> None:
     found, gm = figures(*cell), adapted(*cell[:2])
-    state = _bytes([*gm.parameters(), *gm.buffers()])
+    state = bytes_of_tensors([*gm.parameters(), *gm.buffers()])
     live = found.training_state_peak_refcount - state - found.optimizer
     assert mb(live) == f"{MISPRINTS[cell][0]:.2f}" != mb(found.saved_refcount)
 
@@ -158,12 +158,17 @@ def test_memflora_as_one_op_keeps_less_than_as_published() -> None:
 # MemFLoRA paper, Table 5: 10^9 multiply-adds of 50 steps at batch 64 (the printed unit, 10^6, is a
 # misprint), and per cent of full fine-tuning's.
 TABLE5 = {
-    ("t_resnet", "full"): (320.0, None), ("t_resnet", "lora-c"): (320.2, 100),
-    ("t_resnet", "lora-edge"): (218.6, 68), ("t_resnet", "memflora-paper"): (222.5, 70),
-    ("t_resnet", "sg"): (331.7, 104), ("mobilenet_v2", "full"): (403.0, None),
-    ("mobilenet_v2", "lora-c"): (390.9, 97), ("mobilenet_v2", "lora-edge"): (283.2, 70),
-    ("mobilenet_v2", "memflora-paper"): (286.0, 71), ("mobilenet_v2", "sg"): (426.0, 106),
-}  # fmt: skip
+    ("t_resnet", "full"): (320.0, None),
+    ("t_resnet", "lora-c"): (320.2, 100),
+    ("t_resnet", "lora-edge"): (218.6, 68),
+    ("t_resnet", "memflora-paper"): (222.5, 70),
+    ("t_resnet", "sg"): (331.7, 104),
+    ("mobilenet_v2", "full"): (403.0, None),
+    ("mobilenet_v2", "lora-c"): (390.9, 97),
+    ("mobilenet_v2", "lora-edge"): (283.2, 70),
+    ("mobilenet_v2", "memflora-paper"): (286.0, 71),
+    ("mobilenet_v2", "sg"): (426.0, 106),
+}
 
 
 def macs(backbone: str, name: str, calibrates: bool = True) -> int:
@@ -198,8 +203,8 @@ SG = {"t_resnet": (2.50, 2.78, 3.74, 5.01, 0.10), "mobilenet_v2": (9.91, 11.73, 
 @pytest.mark.parametrize("backbone", SG)
 def test_table_3_with_replayed_projections(backbone: str) -> None:
     gm = adapted(backbone, "memflora-paper")
-    trained = _bytes([p for p in gm.parameters() if p.requires_grad])
-    state = _bytes([*gm.parameters(), *gm.buffers()])
+    trained = bytes_of_tensors([p for p in gm.parameters() if p.requires_grad])
+    state = bytes_of_tensors([*gm.parameters(), *gm.buffers()])
     for batch, printed in zip(BATCHES, SG[backbone], strict=False):
         sites = replay_sites(gm, (torch.empty(batch, *SHAPES[backbone]),))
         moments = 2 * (trained + sum(s.projection for s in sites))
@@ -219,8 +224,12 @@ def test_tinytl_on_mobilenet_v2(name: str) -> None:
 
 # MemFLoRA paper, Figure 2: peak and saved at batch 64 on MobileNetV2, the cells of Table 3.
 def test_figure_2() -> None:
-    shown = {"full": (666.64, 639.56), "lora-c": (592.61, 583.05), "lora-edge": (491.22, 481.79),
-             "memflora-paper": (17.83, 8.40)}  # fmt: skip
+    shown = {
+        "full": (666.64, 639.56),
+        "lora-c": (592.61, 583.05),
+        "lora-edge": (491.22, 481.79),
+        "memflora-paper": (17.83, 8.40),
+    }
     for name, (peak, saved) in shown.items():
         f = figures("mobilenet_v2", name, 64)
         assert (mb(f.training_state_peak_refcount), mb(f.saved_refcount)) == (f"{peak:.2f}", f"{saved:.2f}")

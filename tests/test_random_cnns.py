@@ -18,17 +18,20 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 import floorplan
-from floorplan.criterion import Proof
 from floorplan.errors import FloorplanError
-from floorplan.fused import FusedConv
-from floorplan.verify import randomize_adapters
+from floorplan.layers.fused import FusedConv
+from floorplan.ledger.criterion import Proof
+from floorplan.methods.verify import randomize_adapters
 
 # Networks of each shard, and whether the proof runs too: it takes half of the time.
 PLAN = [(14, True)] * 2 + [(34, False)] * 8
 PROFILE = settings(
-    deadline=None, database=None, phases=(Phase.generate, Phase.shrink),
-    suppress_health_check=list(HealthCheck), print_blob=False,
-)  # fmt: skip
+    deadline=None,
+    database=None,
+    phases=(Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck),
+    print_blob=False,
+)
 
 
 def tensors(out: Any) -> list[Tensor]:
@@ -89,9 +92,7 @@ def branch(site: FusedConv, u: Tensor) -> Tensor:
     return torch.cat([torch.einsum("or...,ri->oi...", part, p[j]) for j, part in enumerate(parts)])
 
 
-def reference(
-    source: nn.Module, gm: nn.Module, x: Tensor
-) -> tuple[list[Tensor], dict[str, Tensor]]:
+def reference(source: nn.Module, gm: nn.Module, x: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Outputs and gradients of every U by plain autograd on the source model in eval mode."""
     plain = copy.deepcopy(source).eval().requires_grad_(False)
     sites = adapted_convs(gm, plain)
@@ -165,9 +166,7 @@ def check_floor(gm: nn.Module, x: Tensor) -> None:
         assert size == doubled or size <= most
 
 
-def rewritten(
-    model: nn.Module, x: Tensor, rank: int, sites: str, measured: bool = True
-) -> Any:
+def rewritten(model: nn.Module, x: Tensor, rank: int, sites: str, measured: bool = True) -> Any:
     """The rewrite; None if it may be refused: no conv that the rank fits."""
     try:
         return floorplan.rewrite(model, x, rank=rank, sites=sites, measured=measured)
@@ -240,7 +239,7 @@ def unproved(*args: Any, **kwargs: Any) -> tuple[Proof, tuple[str, ...]]:
 def small_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One thread, for maps this small; threads and garbage collection as they were afterwards."""
     # What is old is frozen here once in a while; asking how much is, at every run, takes a third of the time.
-    monkeypatch.setattr("floorplan.ledger._young_garbage", nullcontext)
+    monkeypatch.setattr("floorplan.ledger.run._young_garbage", nullcontext)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -253,7 +252,7 @@ def test_random_networks(shard: int, small_runs: None, monkeypatch: pytest.Monke
     """Figures and gradients of every network, the verdict in some shards."""
     count, proved = PLAN[shard]
     if not proved:
-        monkeypatch.setattr("floorplan.analyze._proof", unproved)
+        monkeypatch.setattr("floorplan.ledger.analyze._proof", unproved)
     seen: Counter[str] = Counter()
 
     @seed(shard)
@@ -281,9 +280,21 @@ def bn_alone() -> nn.Module:
 
 def held_by_a_frame() -> nn.Module:
     """Frozen, so that the peak is in the forward, where nn.Sequential holds what the conv pads."""
-    spec: Spec = {"in": 3, "out": 2, "kernel": [5], "stride": [3], "dilation": [1], "padding": 0,
-                  "groups": 1, "bias": True, "mode": "zeros", "kind": "conv", "nd": 1, "pad": [4, 4],
-                  "pad_mode": "reflect"}  # fmt: skip
+    spec: Spec = {
+        "in": 3,
+        "out": 2,
+        "kernel": [5],
+        "stride": [3],
+        "dilation": [1],
+        "padding": 0,
+        "groups": 1,
+        "bias": True,
+        "mode": "zeros",
+        "kind": "conv",
+        "nd": 1,
+        "pad": [4, 4],
+        "pad_mode": "reflect",
+    }
     frozen = nn.Sequential(nn.Tanh(), layer(spec)).requires_grad_(False)
     return nn.Sequential(frozen, nn.Conv1d(2, 2, 1))
 

@@ -20,17 +20,36 @@ WIDTH = 250
 
 _AXES = ("X", "Y", "Z")
 _ACCELEROMETERS = ("RKN^", "HIP", "LUA^", "RUA_", "LH", "BACK", "RKN_", "RWR", "RUA^", "LUA_", "LWR", "RH")
-_IMU = (*(f"{kind}{a}" for kind in ("acc", "gyro", "magnetic") for a in _AXES),
-        *(f"Quaternion{i}" for i in range(1, 5)))  # fmt: skip
-_SHOE = (*(f"{kind}{a}" for kind, axes in (("Eu", "XYZ"), ("Nav_A", "xyz"), ("Body_A", "xyz"),
-           ("AngVelBodyFrame", "XYZ"), ("AngVelNavFrame", "XYZ")) for a in axes), "Compass")  # fmt: skip
+_IMU = (
+    *(f"{kind}{a}" for kind in ("acc", "gyro", "magnetic") for a in _AXES),
+    *(f"Quaternion{i}" for i in range(1, 5)),
+)
+_SHOE = (
+    *(
+        f"{kind}{a}"
+        for kind, axes in (
+            ("Eu", "XYZ"),
+            ("Nav_A", "xyz"),
+            ("Body_A", "xyz"),
+            ("AngVelBodyFrame", "XYZ"),
+            ("AngVelNavFrame", "XYZ"),
+        )
+        for a in axes
+    ),
+    "Compass",
+)
 
 # 0-based column -> name, for the 133 columns worn on the body.
-BODY: dict[int, str] = dict(enumerate((
-    *(f"Accelerometer {place} acc{a}" for place in _ACCELEROMETERS for a in _AXES),
-    *(f"IMU {place} {field}" for place in ("BACK", "RUA", "RLA", "LUA", "LLA") for field in _IMU),
-    *(f"IMU {place} {field}" for place in ("L-SHOE", "R-SHOE") for field in _SHOE),
-), start=1))  # fmt: skip
+BODY: dict[int, str] = dict(
+    enumerate(
+        (
+            *(f"Accelerometer {place} acc{a}" for place in _ACCELEROMETERS for a in _AXES),
+            *(f"IMU {place} {field}" for place in ("BACK", "RUA", "RLA", "LUA", "LLA") for field in _IMU),
+            *(f"IMU {place} {field}" for place in ("L-SHOE", "R-SHOE") for field in _SHOE),
+        ),
+        start=1,
+    )
+)
 
 # "imu" is the 97 channels of the paper's input; "challenge" the 113 that others report.
 COLUMNS: dict[str, tuple[int, ...]] = {
@@ -40,13 +59,24 @@ COLUMNS: dict[str, tuple[int, ...]] = {
 }
 
 _GESTURES = {
-    406516: "Open Door 1", 406517: "Open Door 2", 404516: "Close Door 1", 404517: "Close Door 2",
-    406520: "Open Fridge", 404520: "Close Fridge",
-    406505: "Open Dishwasher", 404505: "Close Dishwasher",
-    406519: "Open Drawer 1", 404519: "Close Drawer 1", 406511: "Open Drawer 2",
-    404511: "Close Drawer 2", 406508: "Open Drawer 3", 404508: "Close Drawer 3",
-    408512: "Clean Table", 407521: "Drink from Cup", 405506: "Toggle Switch",
-}  # fmt: skip
+    406516: "Open Door 1",
+    406517: "Open Door 2",
+    404516: "Close Door 1",
+    404517: "Close Door 2",
+    406520: "Open Fridge",
+    404520: "Close Fridge",
+    406505: "Open Dishwasher",
+    404505: "Close Dishwasher",
+    406519: "Open Drawer 1",
+    404519: "Close Drawer 1",
+    406511: "Open Drawer 2",
+    404511: "Close Drawer 2",
+    406508: "Open Drawer 3",
+    404508: "Close Drawer 3",
+    408512: "Clean Table",
+    407521: "Drink from Cup",
+    405506: "Toggle Switch",
+}
 # Label track -> its 0-based column and its codes in class order; code 0 is no label.
 LABELS: dict[str, tuple[int, dict[int, str]]] = {
     "ml_both_arms": (249, _GESTURES),
@@ -57,9 +87,8 @@ _FILE = re.compile(r"S(\d+)-(ADL\d+|Drill)\.dat", re.IGNORECASE)
 
 
 def load(
-    folder: str | Path, columns: str = "imu", label: str = "ml_both_arms",
-    subjects: Collection[int] | None = None,
-) -> list[Recording]:  # fmt: skip
+    folder: str | Path, columns: str = "imu", label: str = "ml_both_arms", subjects: Collection[int] | None = None
+) -> list[Recording]:
     """Every .dat file in the folder or below it, as one recording (T, C) each.
 
     columns: imu (97), challenge (113) or body (133); label: ml_both_arms (17 classes) or locomotion (4).
@@ -99,6 +128,8 @@ def _classes(path: Path, raw: NDArray[np.float64], codes: list[int]) -> Ints:
         y[raw == code] = k
     odd = np.flatnonzero((y == UNLABELLED) & (raw != 0) & np.isfinite(raw))
     if len(odd):
-        raise FloorplanError(f"{path}, line {line_of(opener(path), int(odd[0]))}: unknown label "
-                             f"{raw[odd[0]]:g}; use the UCI release of 250 columns")
+        raise FloorplanError(
+            f"{path}, line {line_of(opener(path), int(odd[0]))}: unknown label "
+            f"{raw[odd[0]]:g}; use the UCI release of 250 columns"
+        )
     return y

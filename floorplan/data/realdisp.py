@@ -28,23 +28,26 @@ QUANTITIES = {"acc": (0, 1, 2), "gyro": (3, 4, 5), "mag": (6, 7, 8), "quat": (9,
 _FILE = re.compile(r"subject(\d+)_(ideal|self|mutual\d+)\.log", re.IGNORECASE)
 
 
-def columns(
-    sensors: Sequence[str] = SENSORS, quantities: Sequence[str] = ("acc", "gyro", "mag")
-) -> dict[int, str]:
+def columns(sensors: Sequence[str] = SENSORS, quantities: Sequence[str] = ("acc", "gyro", "mag")) -> dict[int, str]:
     """0-based column -> name, sensor by sensor; 81 columns by default."""
     for value in (*sensors, *quantities):
         if value not in (*SENSORS, *QUANTITIES):
-            raise FloorplanError(f"REALDISP: no sensor or quantity {value!r}; use {SENSORS} and "
-                                 f"{tuple(QUANTITIES)}")
-    return {2 + 13 * SENSORS.index(s) + offset: f"{s} {q}{i}"
-            for s in sensors for q in quantities for i, offset in enumerate(QUANTITIES[q])}  # fmt: skip
+            raise FloorplanError(f"REALDISP: no sensor or quantity {value!r}; use {SENSORS} and {tuple(QUANTITIES)}")
+    return {
+        2 + 13 * SENSORS.index(s) + offset: f"{s} {q}{i}"
+        for s in sensors
+        for q in quantities
+        for i, offset in enumerate(QUANTITIES[q])
+    }
 
 
 def load(
-    folder: str | Path, sensors: Sequence[str] = SENSORS,
+    folder: str | Path,
+    sensors: Sequence[str] = SENSORS,
     quantities: Sequence[str] = ("acc", "gyro", "mag"),
-    subjects: Collection[int] | None = None, placements: Sequence[str] = ("ideal", "self"),
-) -> list[Recording]:  # fmt: skip
+    subjects: Collection[int] | None = None,
+    placements: Sequence[str] = ("ideal", "self"),
+) -> list[Recording]:
     """Every .log of these placements in the folder or below it; `place` is ideal, self or mutualK.
 
     "mutual" among the placements stands for every mutualK. A log without a sensor value other than 0,
@@ -58,8 +61,7 @@ def load(
         if match and (_place(path) in placements or _place(path).rstrip("0123456789") in placements):
             found.setdefault(int(match[1]), []).append(path)
     if not found:
-        raise FloorplanError(f"{root}: no file like subject1_{'|'.join(placements)}.log in it; "
-                             "name REALDISP's folder")
+        raise FloorplanError(f"{root}: no file like subject1_{'|'.join(placements)}.log in it; name REALDISP's folder")
     paths = [(s, p) for s in chosen(subjects, found, root) for p in found[s]]
     require_unique([p.stem for _, p in paths], root)
     read = [_read(p, s, list(picked)) for s, p in paths]
@@ -67,9 +69,8 @@ def load(
 
 
 def protocol(
-    recordings: Sequence[Recording], source: str = "ideal", target: str = "self",
-    rule: Rule = "majority",
-) -> Shift:  # fmt: skip
+    recordings: Sequence[Recording], source: str = "ideal", target: str = "self", rule: Rule = "majority"
+) -> Shift:
     """The paper's shift: ideal placement is the source, self placement the target; windows 250/125.
 
     Where 20 % of an activity is shorter than a window, its last 250 rows are the test part.
@@ -95,6 +96,8 @@ def _classes(path: Path, raw: NDArray[np.float64]) -> Ints:
     """Labels 1..33 to 0..32; 0 becomes -1, no label."""
     odd = np.flatnonzero(~np.isin(raw, np.arange(len(CLASSES) + 1)))
     if len(odd):
-        raise FloorplanError(f"{path}, line {line_of(opener(path), int(odd[0]))}: label "
-                             f"{raw[odd[0]]:g} is not one of 0 to 33; download it again")
+        raise FloorplanError(
+            f"{path}, line {line_of(opener(path), int(odd[0]))}: label "
+            f"{raw[odd[0]]:g} is not one of 0 to 33; download it again"
+        )
     return raw.astype(np.int64) - 1

@@ -40,9 +40,11 @@ Series = tuple[NDArray[np.float64], NDArray[np.float64]]  # times (T,), values (
 
 
 def load(
-    folder: str | Path, sensors: Sequence[str] = ("acc", "gyr", "mag"),
-    subjects: Collection[int] | None = None, places: Sequence[str] = PLACES,
-) -> list[Recording]:  # fmt: skip
+    folder: str | Path,
+    sensors: Sequence[str] = ("acc", "gyr", "mag"),
+    subjects: Collection[int] | None = None,
+    places: Sequence[str] = PLACES,
+) -> list[Recording]:
     """Recordings (T, 3 x sensors) of every proband in the folder or below it; `place` is a body part.
 
     A recording that lacks one of the sensors is left out with a warning.
@@ -57,8 +59,13 @@ def load(
             found.setdefault(int(match[1]), []).append(path / "data")
     if not found:
         raise FloorplanError(f"{root}: no folder like proband1/data in it; name RealWorld's folder")
-    recordings = [r for s in chosen(subjects, found, root) for data in found[s]
-                  for activity in ACTIVITIES for r in _read(data, s, activity, sensors, places)]  # fmt: skip
+    recordings = [
+        r
+        for s in chosen(subjects, found, root)
+        for data in found[s]
+        for activity in ACTIVITIES
+        for r in _read(data, s, activity, sensors, places)
+    ]
     if not recordings:
         raise FloorplanError(f"{root}: no csv of {', '.join(sensors)} in it; unpack only the outer zip")
     require_unique([r.name for r in recordings], root)
@@ -87,9 +94,7 @@ def _read(
             yield Recording(f"{name}-{i}", x.astype(np.float32), y, subject, place)
 
 
-def _sensor(
-    data: Path, sensor: str, activity: str, places: Sequence[str]
-) -> dict[tuple[int, str], Series]:
+def _sensor(data: Path, sensor: str, activity: str, places: Sequence[str]) -> dict[tuple[int, str], Series]:
     """(part, place) -> series, from the zip of one sensor and activity or its unpacked folder."""
     found: dict[tuple[int, str], Series] = {}
     stem = data / f"{sensor}_{activity}_csv"
@@ -142,8 +147,7 @@ def _series(open_text: Open, where: str) -> Series:
         with open_text() as f:
             header = [field.strip().strip('"').lower() for field in f.readline().split(",")]
         if header != _HEADER:
-            raise FloorplanError(f"{where}, line 1: not the header {','.join(_HEADER)}; "
-                                 "download it again")
+            raise FloorplanError(f"{where}, line 1: not the header {','.join(_HEADER)}; download it again")
         table = read_table(open_text, where, len(_HEADER), delimiter=",", header=1)
     except _BROKEN as e:
         raise FloorplanError(f"{where}: cannot be unpacked ({e}); download it again") from e

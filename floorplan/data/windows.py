@@ -39,8 +39,9 @@ class Recording:
 
     def __post_init__(self) -> None:
         if self.x.ndim != 2 or self.y.shape != self.x.shape[:1]:
-            raise FloorplanError(f"{self.name}: rows {self.x.shape} and labels {self.y.shape} do not "
-                                 "fit; give x (T, C) and y (T,)")
+            raise FloorplanError(
+                f"{self.name}: rows {self.x.shape} and labels {self.y.shape} do not fit; give x (T, C) and y (T,)"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,14 +108,11 @@ def runs(recordings: Sequence[Recording]) -> list[Part]:
     parts = []
     for r in recordings:
         edges = [0, *(np.flatnonzero(np.diff(r.y)) + 1).tolist(), len(r.y)]
-        parts += [Part(r, a, b) for a, b in zip(edges, edges[1:], strict=False)
-                  if b > a and r.y[a] != UNLABELLED]  # fmt: skip
+        parts += [Part(r, a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a and r.y[a] != UNLABELLED]
     return parts
 
 
-def time_split(
-    parts: Sequence[Part], share: float = 0.8, room: int = 0
-) -> tuple[list[Part], list[Part]]:
+def time_split(parts: Sequence[Part], share: float = 0.8, room: int = 0) -> tuple[list[Part], list[Part]]:
     """The first `share` of each part's rows and the rest.
 
     A rest of fewer than `room` rows grows to `room` if as many stay before it.
@@ -165,14 +163,16 @@ def cut(parts: Sequence[Part], size: int, stride: int, rule: Rule = "majority") 
         raise FloorplanError(f"windows: no label rule {rule!r}; use majority or last")
     channels = {p.recording.x.shape[1] for p in parts}
     if len(channels) > 1:
-        raise FloorplanError(f"windows: recordings of {sorted(channels)} channels; "
-                             "choose the same columns for all")
+        raise FloorplanError(f"windows: recordings of {sorted(channels)} channels; choose the same columns for all")
     cuts = [_cut_one(p, size, stride, rule) for p in parts if len(p) >= size]
     if not sum(len(c) for c in cuts):
-        raise FloorplanError(f"windows: no labelled window of {size} rows in {len(parts)} parts; "
-                             "choose a smaller size or more recordings")
-    return Windows(*(np.concatenate([getattr(c, name) for c in cuts])
-                     for name in ("x", "y", "record", "start", "subject")))  # fmt: skip
+        raise FloorplanError(
+            f"windows: no labelled window of {size} rows in {len(parts)} parts; "
+            "choose a smaller size or more recordings"
+        )
+    return Windows(
+        *(np.concatenate([getattr(c, name) for c in cuts]) for name in ("x", "y", "record", "start", "subject"))
+    )
 
 
 def _cut_one(part: Part, size: int, stride: int, rule: Rule) -> Windows:

@@ -1,0 +1,217 @@
+"""The peak of any schedule of a step from numbers of its units: numbers in, numbers out.
+
+    unit        what runs between two places where one value alone crosses; `Unit` holds its bytes at one part size
+    group       consecutive units that run as one stage, in parts of one size
+    down        follows the runner: whole, in parts with what crosses kept whole, last stage there and back
+
+All figures are bytes. "owned" counts what enters a group until its last use, "held" leaves it to who holds it.
+First gradients stay where they are made; later ones live until they are added.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+
+@dataclass(frozen=True)
+class Back:
+    """Most bytes of a backward: what enters owned or held, gradients made first or added to."""
+
+    owned_first: int = 0
+    owned_later: int = 0
+    held_first: int = 0
+    held_later: int = 0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One unit at one part size; `enters` is the map that it reads, 0 for the caller's own batch."""
+
+    enters: int
+    owned: int  # most of the forward, what enters included
+    held: int  # the same without it
+    kept: int  # what the forward leaves for the backward
+    grads: int  # gradients of parameters
+    back: Back | None  # None: nothing upstream of it or in it learns
+    learns: bool  # what enters gets a gradient
+    through: bool = False  # that gradient lies in the buffer of the one that came
+
+
+@dataclass(frozen=True)
+class Head:
+    """What follows the last unit: the nodes that end the graph, and the loss."""
+
+    enters: int
+    alone: tuple[int, int]  # most bytes of a batch in one part: first gradients, later ones
+    shared: tuple[int, int]  # the same for a part of the batch
+    grads: int
+    loss: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units of one stage at one part size."""
+
+    enters: int
+    leaves: int
+    owned: int
+    held: int
+    kept: int
+    grads: int
+    back: Back | None
+    learns: bool
+    through: bool
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a schedule: units first .. last, in parts of `size` samples; 0: all at once.
+
+    forms: one number a unit of the whole net, where a unit can run in several forms.
+    """
+
+    first: int
+    last: int
+    size: int = 0
+    forms: tuple[int, ...] = ()
+
+
+UnitAt = Callable[[int, int, int], Unit]  # (unit, part size, form)
+HeadAt = Callable[[int], Head]
+
+
+def sizes(n: int, size: int) -> list[tuple[int, int]]:
+    """(part size, how many) of n samples in parts of `size`, full ones first."""
+    size = size if 0 < size < n else n
+    return [(size, n // size)] + ([(n % size, 1)] if n % size else [])
+
+
+class Composer:
+    """Peaks of schedules over given units."""
+
+    def __init__(self, count: int, unit: UnitAt, head: HeadAt) -> None:
+        self.count, self.unit, self.head = count, unit, lru_cache(None)(head)
+        self.group = lru_cache(None)(self._group)
+        self.behind = lru_cache(None)(self._behind)
+
+    def peak(self, batch: int, micro: int, stages: Sequence[Stage]) -> int:
+        """Most bytes that a step of `batch` samples allocates at once."""
+        run, loss = tuple(stages), self.head(min(batch, micro or batch)).loss
+        most, (full, *rest) = 0, sizes(batch, micro)
+        steps = [(full[0], min(before, 2), before > 0) for before in range(min(full[1], 3))]
+        steps += [(rest[0][0], min(full[1], 2), True)] if rest else []
+        for n, scalars, done in steps:
+            most = max(most, loss * scalars + self._down(0, n, done, run, n == batch))
+        return most
+
+    def _group(self, first: int, last: int, size: int, forms: tuple[int, ...]) -> Group:
+        units = [self.unit(first + i, size, f) for i, f in enumerate(forms)]
+        leaves = self.unit(last + 1, size, 0).enters if last + 1 < self.count else self.head(size).enters
+        owned = held = kept = 0
+        for k, u in enumerate(units):
+            owned = max(owned, kept + u.owned)
+            held = max(held, kept + (u.owned if k else u.held))
+            kept += u.kept
+        back, through = _backward(units)
+        grads = sum(u.grads for u in units)
+        return Group(units[0].enters, leaves, owned, held, kept, grads, back, units[0].learns, through)
+
+    def kept(self, batch: int, micro: int, stages: Sequence[Stage]) -> int:
+        """Most bytes that wait for the backward at once: whole stages, and one part of the last."""
+        n, total = sizes(batch, micro)[0][0], 0
+        for k, s in enumerate(stages):
+            parts = sizes(n, s.size)
+            last = k == len(stages) - 1
+            total += sum(self._at(k, m, tuple(stages)).kept * (1 if last else q) for m, q in parts[: 1 if last else 2])
+        return total
+
+    def _at(self, k: int, size: int, stages: tuple[Stage, ...]) -> Group:
+        s = stages[k]
+        return self.group(s.first, s.last, size, s.forms[s.first : s.last + 1] or (0,) * (s.last + 1 - s.first))
+
+    def _grads(self, k: int, n: int, stages: tuple[Stage, ...]) -> int:
+        """Gradients of stage k and all behind it."""
+        return self.behind(stages[k].first, n)
+
+    def _behind(self, first: int, n: int) -> int:
+        return self.head(n).grads + sum(self.unit(k, n, 0).grads for k in range(first, self.count))
+
+    def _down(self, k: int, n: int, done: bool, stages: tuple[Stage, ...], alone: bool) -> int:
+        size = stages[k].size
+        if size <= 0 or size >= n:
+            return self._whole(k, n, done, stages, alone, held=False)
+        if k == len(stages) - 1:
+            return self._ends(k, n, size, done, stages)
+        return self._parts(k, n, size, done, stages, alone)
+
+    def _whole(self, k: int, n: int, done: bool, stages: tuple[Stage, ...], alone: bool, held: bool) -> int:
+        g, all_, head = self._at(k, n, stages), self._grads(k, n, stages), self.head(n)
+        most = (g.held if held else g.owned) + (all_ if done else 0)
+        if k < len(stages) - 1:
+            most = max(most, g.kept + self._down(k + 1, n, done, stages, alone) + (g.grads if done else 0))
+        else:
+            made = head.alone if alone else head.shared
+            most = max(most, g.kept + made[done] + (all_ if done else 0))
+        if g.back is None:
+            return most
+        after = all_ + g.back.owned_later if done else all_ - g.grads + g.back.owned_first
+        return max(most, head.loss + after)
+
+    def _ends(self, k: int, n: int, size: int, done: bool, stages: tuple[Stage, ...]) -> int:
+        whole, loss, most = self._at(k, n, stages).enters, self.head(size).loss, 0
+        for s, q in _turns(n, size):
+            most = max(most, loss * min(q, 2) + self._whole(k, s, done or q > 0, stages, False, held=True))
+        return whole + most
+
+    def _parts(self, k: int, n: int, size: int, done: bool, stages: tuple[Stage, ...], alone: bool) -> int:
+        whole, all_, loss = self._at(k, n, stages), self._grads(k, n, stages), self.head(size).loss
+        ready, most = (all_ if done else 0), 0
+        for s, q in _turns(n, size):
+            g, kept = self._at(k, s, stages), q * self._at(k, size, stages).kept
+            most = max(most, ready + whole.enters + kept + g.held + (whole.leaves if q else 0))
+            if q == 0:
+                most = max(most, ready + whole.enters + g.kept + g.leaves + whole.leaves)
+        kept = sum(self._at(k, s, stages).kept * times for s, times in sizes(n, size))
+        most = max(most, kept + (whole.grads if done else 0) + self._down(k + 1, n, done, stages, alone))
+        if whole.back is None:
+            return most
+        first = True
+        for s, q in reversed(list(_turns(n, size, both=True))):
+            most = max(most, loss + self._back(k, s, q * self._at(k, size, stages).kept, first, done, stages, n))
+            first = False
+        return most
+
+    def _back(self, k: int, s: int, kept: int, first: bool, done: bool, stages: tuple[Stage, ...], n: int) -> int:
+        """One part's backward, others' kept state held; the first makes the buffer that takes all gradients."""
+        whole, g, all_ = self._at(k, n, stages), self._at(k, s, stages), self._grads(k, n, stages)
+        assert g.back is not None
+        took = whole.enters if g.learns else 0
+        base = kept + whole.leaves + (0 if first else took)
+        made = all_ + g.back.held_later if done or not first else all_ - g.grads + g.back.held_first
+        own = 0 if g.through else g.enters
+        return max(base + made, base + took + own + all_ if first and g.learns else 0)
+
+
+def _turns(n: int, size: int, both: bool = False) -> Iterator[tuple[int, int]]:
+    """(part size, number of the part) of the parts that can be the fullest; `both`: seen from the end too."""
+    (full, times), *rest = sizes(n, size)
+    chosen = {0, 1, 2, times - 2, times - 1}
+    yield from ((full, q) for q in sorted(q for q in chosen if 0 <= q < times))
+    yield from ((s, times) for s, _ in rest)
+
+
+def _backward(units: Sequence[Unit]) -> tuple[Back | None, bool]:
+    """The backward of units run as one, and whether its gradient lies in the buffer that came."""
+    found: list[int] = [0, 0, 0, 0]
+    made, kept, through, some = 0, sum(u.kept for u in units), True, False
+    for u in reversed(units):
+        kept -= u.kept
+        if u.back is None:
+            continue
+        some, b = True, u.back
+        held = (b.held_first, b.held_later) if through else (b.owned_first, b.owned_later)
+        for i, v in enumerate((b.owned_first + made, b.owned_later, held[0] + made, held[1])):
+            found[i] = max(found[i], kept + v)
+        made += u.grads
+        through = through and u.through
+    return (Back(*found) if some else None), through

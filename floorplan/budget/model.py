@@ -1,0 +1,99 @@
+"""What a plan works on: the settings of a request, and the model adapted at one rank with its constants."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import Tensor, fx
+
+from floorplan.budget.clock import FITTED, Clock, Machines, anchored
+from floorplan.budget.net import Found, Net
+from floorplan.cost_models.memory import optimizer_state
+from floorplan.cost_models.peaks import Stage
+from floorplan.errors import FloorplanError
+from floorplan.graph.untouched import undisturbed
+from floorplan.layers.adapter import adapter_rank
+from floorplan.ledger.inputs import filled, resized
+from floorplan.ledger.losses import target_for
+from floorplan.methods.catalogue import Options, Plan, recorded
+from floorplan.methods.rewrite import adapted
+from floorplan.methods.subject import Subject
+from floorplan.trees import bytes_of_tensors, model_state, tensors_in
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What does not change from rank to rank."""
+
+    subject: Subject
+    budget: int
+    batch: int | None
+    loss: str
+    method: str
+    rest: tuple[str, int, bool]  # sites, seed, train_head
+    machines: Machines
+    anchors: bool  # whether real steps of two samples set what a call costs
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model adapted at one rank, and its constants."""
+
+    gm: fx.GraphModule
+    rank: int | None
+    target: Tensor
+    net: Net
+    state: int  # model and optimizer
+    sample: int  # bytes of one sample of the caller's batch
+
+    def room(self, budget: int, batch: int) -> int:
+        """What is left for the step."""
+        return budget - self.state - self.sample * batch
+
+
+def model_at(t: Setting, rank: int) -> Model:
+    """The model adapted at a rank; one that is adapted already stays as it is."""
+    s = t.subject
+    has = adapter_rank(s.model)
+    if has is not None and isinstance(s.model, fx.GraphModule):
+        gm, own = s.model, has
+    else:
+        options = Plan(t.method, Options(rank, *t.rest))
+        gm, own = adapted(s, options, verified=False)[0].gm, rank
+        gm.meta["floorplan"] = recorded(options, s.inputs)
+    target = target_for(gm, s.inputs, t.loss)
+    net = Net(gm, s.inputs, target, t.loss, Clock(t.machines))
+    net.timed(_step_clock(t, net))
+    state = model_state(gm)
+    if not any(p.requires_grad for p in state):
+        raise FloorplanError(f"{s.name}: nothing in it trains; choose other --sites or --train-head")
+    trained = bytes_of_tensors([p for p in state if p.requires_grad])
+    one = [resized(v, 1) for v in (*s.inputs, target)]
+    sample = sum(bytes_of_tensors([v]) for v in tensors_in(tuple(one)))
+    return Model(gm, own, target, net, bytes_of_tensors(state) + optimizer_state(trained), sample)
+
+
+STREAM = 16  # hidden channels at a time
+
+
+def streamed(m: Model, t: Setting) -> Model | None:
+    """The same with inverted residuals streamed by channels; None if it has none."""
+    if m.net.coupled or not m.net.wide:
+        return None
+    return replace(m, net=Net(m.gm, m.net.inputs, m.target, t.loss, m.net.time_of, STREAM))
+
+
+def _step_clock(t: Setting, net: Net) -> Clock:
+    """How this machine runs the straight-line step."""
+
+    def whole(n: int) -> Found:
+        return net.found(n, 0, (Stage(0, len(net.groups) - 1, 0, (0,) * len(net.groups)),))
+
+    step = net.step(net.schedule(whole(FITTED[0])))
+
+    def run(n: int) -> Callable[[], Tensor]:
+        given = filled(net.inputs, n)
+        target = target_for(net.gm, given, t.loss)
+        return lambda: step(*given, target)
+
+    with undisturbed(net.gm):
+        return anchored(t.machines, lambda n: net.work_of(whole(n)), run) if t.anchors else Clock(t.machines)

@@ -1,0 +1,242 @@
+"""An adapted model as units that a schedule is put together from, each in the forms that it can run in.
+
+Runs    one form of the step: profiles at any part size, from fake runs at few
+Net     units, heads and works by part size and form; what a schedule of them takes
+Found   one schedule at one batch: bytes and seconds
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, fx
+
+from floorplan.budget.clock import TimeOf
+from floorplan.budget.profile import Form, Sized, Trace, cuts, form, joints, sized, trace
+from floorplan.budget.work import Worked
+from floorplan.cost_models.peaks import Composer, Head, Stage, Unit, sizes
+from floorplan.errors import FloorplanError
+from floorplan.layers.fused import FusedConv
+from floorplan.ledger.inputs import resized
+from floorplan.step.compile import Schedule, Step, compile_step
+from floorplan.step.graph import learners, ordered, values_of
+from floorplan.step.stream_rules import wide
+from floorplan.timeline.batch import FITTED
+
+ODD = 13  # samples, no multiple of any number of slices
+
+
+@dataclass(frozen=True)
+class Found:
+    """A schedule of one batch, by the closed form."""
+
+    batch: int
+    micro: int
+    stages: tuple[Stage, ...]
+    peak: int
+    seconds: float
+
+
+class Runs:
+    """One form of the step: profiles at any part size, from runs at two and at few small ones."""
+
+    def __init__(self, step: Step, inputs: Sequence[Any], target: Tensor) -> None:
+        self.step, self.inputs, self.target = step, inputs, target
+        self.done: dict[int, Trace] = {}
+        self.form: Form | None = form(self.run(FITTED[0]), self.run(FITTED[1]), FITTED)
+
+    def run(self, size: int) -> Trace:
+        """A fake run at one size."""
+        if size not in self.done:
+            given = tuple(resized(t, size) for t in self.inputs)
+            self.done[size] = trace(self.step, given, resized(self.target, size))
+        return self.done[size]
+
+    @cached_property
+    def holds(self) -> bool:
+        """Whether the form holds at every size: sums in slices are even at multiples of their number alone."""
+        if self.form is None:
+            return False
+        odd, fitted = self.run(ODD), self.form.trace(ODD)
+        return (odd.events, odd.nbytes) == (fitted.events, fitted.nbytes)
+
+    def at(self, size: int) -> Trace:
+        """The profile at a size. Layouts of one sample are ambiguous: that one is always run."""
+        if self.form is None or size == 1 or (size % FITTED[0] and not self.holds):
+            return self.run(size)
+        return self.form.trace(size)
+
+
+class Net:
+    """An adapted model as units, each in several forms."""
+
+    def __init__(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: str, time_of: TimeOf, stream: int = 0
+    ) -> None:
+        self.gm, self.inputs, self.target, self.loss, self.time_of = gm, tuple(inputs), target, loss, time_of
+        self.stream = stream
+        self.values = values_of(gm, self.inputs)
+        self.wide = wide(gm, self.values, learners(gm, self.values))
+        self.coupled = self._coupled()
+        self.cuts = [] if self.coupled else self._accepted(self._cuts())
+        sites = tuple(
+            n.name for n in gm.graph.nodes if n.op == "call_module" and _adapted(gm.get_submodule(str(n.target)))
+        )
+        plain: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        same = tuple(n for n in sites if self._same_shape(n))
+        self.kinds = list(dict.fromkeys((plain, (sites, ()), (sites, same))))
+        self.runs = [self._runs(*k) for k in self.kinds]
+        self.groups = self._groups()
+        self.sites = self._sites(sites)
+        self.compose = Composer(len(self.groups), self.unit, lambda m: self.sized(m, 0).head)
+        self.exact: dict[Found, Any] = {}
+        self._sized: dict[tuple[int, int], Sized] = {}
+        self._time: dict[Any, float] = {}
+        self._forms: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def timed(self, time_of: TimeOf) -> None:
+        """Predict times by another clock from now on."""
+        self.time_of = time_of
+        self._time.clear()
+        self._forms.clear()
+
+    def _cuts(self) -> list[str]:
+        inner = self.wide if self.stream else set()
+        return [n for n in cuts(self.gm, self.values) if n not in inner]
+
+    def _coupled(self) -> str:
+        try:
+            self.step(Schedule(micro_batch=1))
+        except FloorplanError as e:
+            return str(e)
+        return ""
+
+    def step(self, schedule: Schedule) -> Step:
+        """The compiled step of a schedule."""
+        return compile_step(self.gm, self.loss, self.inputs, plan=replace(schedule, stream=self.stream))
+
+    def _same_shape(self, name: str) -> bool:
+        node = next(n for n in self.gm.graph.nodes if n.name == name)
+        x, z = self.values[node.all_input_nodes[0].name], self.values[name]
+        return bool(x.shape == z.shape)
+
+    def _accepted(self, names: list[str]) -> list[str]:
+        try:
+            self.step(Schedule(stages=tuple((n, 0) for n in names)))
+        except FloorplanError:  # a stage that a program cannot end in
+            return []
+        return names
+
+    def _runs(self, branches: tuple[str, ...], reuse: tuple[str, ...]) -> Runs:
+        stages = tuple((n, 0) for n in self.cuts)
+        return Runs(self.step(Schedule(stages=stages, branches=branches, reuse=reuse)), self.inputs, self.target)
+
+    def _groups(self) -> list[tuple[int, int]]:
+        common = set.intersection(*(set(joints(r.run(FITTED[0]))) for r in self.runs))
+        edges = [-1, *sorted(common), len(self.cuts)]
+        return [(a + 1, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+    def _sites(self, sites: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Adapted sites of each unit."""
+        ends = [self.cuts[last] for _, last in self.groups[:-1]]
+        out: list[list[str]] = [[]]
+        for n in ordered(self.gm):
+            out[-1] += [n.name] if n.name in sites else []
+            if n.name in ends:
+                out.append([])
+        return [tuple(s) for s in out]
+
+    def sized(self, size: int, kind: int) -> Sized:
+        """Units and head at a part size."""
+        if (size, kind) not in self._sized:
+            self._sized[size, kind] = sized(self.runs[kind].at(size), self.groups)
+        return self._sized[size, kind]
+
+    def unit(self, k: int, size: int, kind: int) -> Unit:
+        """One unit at a part size, in one of its forms."""
+        return self.sized(size, kind).units[k]
+
+    def head(self, size: int) -> Head:
+        """What ends the step."""
+        return self.sized(size, 0).head
+
+    def work(self, k: int, size: int, kind: int) -> Worked:
+        """What a unit computes in both directions; k = number of units: the head."""
+        forward, backward = self.sized(size, kind).work[k]
+        return forward.plus(backward)
+
+    def seconds(self, k: int, size: int, kind: int) -> float:
+        """Predicted time of a unit."""
+        if (k, size, kind) not in self._time:
+            self._time[k, size, kind] = self.work(k, size, kind).seconds(self.time_of)
+        return self._time[k, size, kind]
+
+    def forms(self, policy: str, size: int) -> tuple[int, ...]:
+        """The form of each unit for parts of `size`: the merged one, the fastest, or the smallest."""
+        key = (policy, size)
+        if key not in self._forms:
+            self._forms[key] = self._chosen(policy, size)
+        return self._forms[key]
+
+    def _chosen(self, policy: str, size: int) -> tuple[int, ...]:
+        def cost(k: int, kind: int) -> float:
+            if policy == "fast":
+                return self.seconds(k, size, kind)
+            u = self.unit(k, size, kind)
+            return max(u.owned, u.back.owned_later if u.back else 0)
+
+        if policy == "merged":
+            return (0,) * len(self.groups)
+        kinds = range(len(self.kinds))
+        return tuple(min(kinds, key=lambda f: (cost(k, f), f)) if s else 0 for k, s in enumerate(self.sites))
+
+    def found(self, batch: int, micro: int, stages: Sequence[Stage]) -> Found:
+        """What a schedule takes."""
+        run = tuple(stages)
+        return Found(batch, micro, run, self.compose.peak(batch, micro, run), self._step_seconds(batch, micro, run))
+
+    def _step_seconds(self, batch: int, micro: int, stages: tuple[Stage, ...]) -> float:
+        total = 0.0
+        for n, times in sizes(batch, micro):
+            for k, s in enumerate(stages):
+                crossing = 0 if k == 0 else self.unit(s.first, n, 0).enters
+                total += times * self.time_of("all", (0.0, 4.0 * crossing, 1.0 if crossing else 0.0))
+                for size, q in sizes(n, s.size):
+                    total += times * q * self._stage_seconds(s, size, k == len(stages) - 1)
+        return total
+
+    def _stage_seconds(self, s: Stage, size: int, last: bool) -> float:
+        key = (s.first, s.last, s.forms, size, last)
+        if key not in self._time:
+            found = sum(self.seconds(k, size, s.forms[k]) for k in range(s.first, s.last + 1))
+            self._time[key] = found + (self.seconds(len(self.groups), size, 0) if last else 0.0)
+        return self._time[key]
+
+    def work_of(self, f: Found) -> Worked:
+        """What the whole step computes."""
+        total = Worked()
+        for n, times in sizes(f.batch, f.micro):
+            for i, s in enumerate(f.stages):
+                for size, q in sizes(n, s.size):
+                    parts = [self.work(k, size, s.forms[k]) for k in range(s.first, s.last + 1)]
+                    parts += [self.work(len(self.groups), size, 0)] if i == len(f.stages) - 1 else []
+                    for p in parts:
+                        total = total.plus(p, times * q)
+        return total
+
+    def schedule(self, f: Found) -> Schedule:
+        """The schedule as compile_step takes it."""
+        kinds = [s.forms[k] for s in f.stages for k in range(s.first, s.last + 1)]
+        picked: list[list[str]] = [[], []]
+        for names, kind in zip(self.sites, kinds, strict=True):
+            for which, chosen in enumerate(self.kinds[kind]):
+                picked[which] += [n for n in names if n in chosen]
+        stages = tuple((self.cuts[self.groups[s.last][1]], s.size) for s in f.stages[:-1])
+        return Schedule(
+            f.micro, stages, f.stages[-1].size, branches=tuple(picked[0]), stream=self.stream, reuse=tuple(picked[1])
+        )
+
+
+def _adapted(m: Any) -> bool:
+    return isinstance(m, FusedConv) and bool(m.rank)

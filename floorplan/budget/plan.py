@@ -1,0 +1,270 @@
+"""`floorplan plan`: the batch, rank and schedule of a training step that fit a budget of memory.
+
+    profile by few fake runs -> every schedule by closed form -> the fastest that fits -> one exact fake run of it
+
+The budget counts everything: weights, Adam's two moments, the caller's batch and what the step allocates.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from floorplan.budget import resident
+from floorplan.budget.amount import bytes_of
+from floorplan.budget.choice import exact, fastest, largest, one_more_than, smallest
+from floorplan.budget.clock import Clock, Machines, error_of
+from floorplan.budget.machine import by_kind
+from floorplan.budget.model import Model, Setting, model_at, streamed
+from floorplan.budget.net import Found
+from floorplan.budget.reference import Reference, reference
+from floorplan.budget.report import PlanReport, Row
+from floorplan.budget.search import schedules, uncut
+from floorplan.errors import FloorplanError
+from floorplan.layers.adapter import adapter_rank
+from floorplan.ledger.inputs import filled
+from floorplan.ledger.losses import LOSSES, target_for
+from floorplan.methods.catalogue import Options, Plan
+from floorplan.methods.rewrite import adapted
+from floorplan.methods.subject import Shapes, subject_of
+from floorplan.step.timeline import measure
+from floorplan.trees import model_state
+
+CALIBRATION = 1.5  # seconds
+SHOWN = 12  # rows of the Pareto table
+
+
+def plan(
+    model: nn.Module | str,
+    budget: str | int,
+    inputs: Any = None,
+    *,
+    batch: int | None = None,
+    ranks: Sequence[int] = (2,),
+    loss: str = "cross_entropy",
+    method: str = "memflora",
+    sites: str = "auto",
+    seed: int = 0,
+    train_head: bool = False,
+    measured: bool = False,
+    machines: Machines | None = None,
+    shapes: Shapes | None = None,
+    weights: str | None = None,
+    allow: Sequence[str] = (),
+    trust: bool = False,
+) -> PlanReport:
+    """The fastest schedule of a training step that fits `budget`, by closed forms from few fake runs.
+
+    budget: bytes, or "32MB". batch: samples of a step; None: as many as fit. ranks: the largest that fits is taken.
+    machines: what this machine does, as calibrate_time.by_kind measures it. measured: run the chosen step too.
+    """
+    if loss not in LOSSES:
+        raise FloorplanError(f"--loss {loss}: not known; use {', '.join(LOSSES)}")
+    if min(ranks, default=0) < 1 or (batch is not None and batch < 1):
+        raise FloorplanError("--batch, --rank: whole numbers of 1 or more")
+    room = bytes_of(budget)
+    s = subject_of(model, inputs, batch=2, shapes=shapes, weights=weights, allow=allow, trust=trust)
+    device = next((t.device for t in model_state(s.model)), torch.device("cpu"))
+    known = by_kind(device, CALIBRATION) if machines is None else machines
+    setting = Setting(s, room, batch, loss, method, (sites, seed, train_head), known, machines is None)
+    found = _first(setting, ranks)
+    report = _report(setting, *found)
+    if measured:
+        report = _measured(report, setting)
+        plain = not (weights or allow or trust or train_head) and method == "memflora"
+        report = _grown(report, str(model), setting) if isinstance(model, str) and plain else report
+    return report
+
+
+def _first(t: Setting, ranks: Sequence[int]) -> tuple[Model, int, list[Found], Found | None]:
+    """The largest rank at which something fits, with all schedules and the choice; else the smallest rank."""
+    last, refused = None, None
+    for rank in sorted(set(ranks), reverse=True):
+        try:
+            m = model_at(t, rank)
+        except FloorplanError as e:  # too high a rank for every conv
+            refused = e
+            continue
+        last = _tried(t, m)
+        if last[3] is None and (narrow := streamed(m, t)) is not None:
+            other = _tried(t, narrow)
+            least = smallest(other[0], other[1]).peak < smallest(last[0], last[1]).peak
+            last = other if other[3] is not None or least else last
+        if last[3] is not None or m.rank != rank:
+            break
+    if last is None:
+        raise refused or FloorplanError("--rank: none was given")
+    return last
+
+
+def _tried(t: Setting, m: Model) -> tuple[Model, int, list[Found], Found | None]:
+    """All schedules of a model, and the fastest that fits."""
+    batch = t.batch or largest(m, t.budget)
+    found = list(schedules(m.net, batch or 1))
+    return m, batch or 1, found, fastest(m.net, found, m.room(t.budget, batch)) if batch else None
+
+
+def _row(m: Model, f: Found, base: float | None) -> Row:
+    schedule = m.net.schedule(f)
+    kept = m.net.compose.kept(f.batch, f.micro, f.stages)
+    branched = len(schedule.branches or ())
+    name = str(schedule) + (f", {branched} site{'s' * (branched > 1)} as branches" if branched else "")
+    ratio = f.seconds / base if base else None
+    return Row(
+        name, f.batch, m.rank, f.peak, kept, m.state, m.sample * f.batch, ratio, round(m.net.work_of(f).macs), schedule
+    )
+
+
+def _front(found: Sequence[Found]) -> list[Found]:
+    """Schedules that no other beats in both bytes and time, smallest first; at most SHOWN, evenly spread."""
+    out: list[Found] = []
+    for f in sorted(found, key=lambda f: (f.peak, f.seconds)):
+        if not out or f.seconds < out[-1].seconds * 0.995:
+            out.append(f)
+    if len(out) <= SHOWN:
+        return out
+    return [out[round(i * (len(out) - 1) / (SHOWN - 1))] for i in range(SHOWN)]
+
+
+def _report(t: Setting, m: Model, batch: int, found: list[Found], choice: Found | None) -> PlanReport:
+    found_under, references, base = _references(t, m, batch)
+    before = found_under[0].timeline if base is not None else None
+    clocks = [m.net.time_of, *(r.clock for r in found_under)]
+    rows = [_row(m, f, base) for f in _front(found)]
+    options = {
+        "method": t.method,
+        "rank": m.rank,
+        "sites": t.rest[0],
+        "seed": t.rest[1],
+        "train_head": t.rest[2],
+        "loss": t.loss,
+        "input": [list(v.shape[1:]) for v in t.subject.inputs if isinstance(v, Tensor)],
+    }
+    notes = [*t.subject.notes, *([m.net.coupled] if m.net.coupled else [])]
+    report = PlanReport(
+        t.subject.name,
+        t.budget,
+        options,
+        references,
+        tuple(rows),
+        None,
+        before=before,
+        module=m.gm,
+        time_model=error_of([c for c in clocks if isinstance(c, Clock)]),
+    )
+    if choice is None:
+        return replace(report, obstacle=_obstacle(t, m, batch), notes=tuple(notes))
+    step, after = exact(m.net, choice)
+    row = _row(m, choice, base)
+    if after.peak != choice.peak:
+        notes.append(f"the closed form gave {choice.peak:,}; an exact fake run gives {after.peak:,}, which stands here")
+        row = replace(row, requested_peak=after.peak)
+    m.gm.meta.setdefault("floorplan", {})["schedule"] = row.schedule.as_dict() if row.schedule else {}
+    rows = sorted({r.program: r for r in [*rows, row]}.values(), key=lambda r: r.requested_peak)
+    name = f"{after.name}, batch {batch}" + (f", rank {m.rank}" if m.rank else "")
+    return replace(
+        report,
+        choice=row,
+        pareto=tuple(rows),
+        notes=tuple(notes),
+        step=step,
+        one_more=one_more_than(m, choice, t.batch is None),
+        after=replace(after, name=name),
+        batches=tuple(_smaller(t, m, batch, base)) if t.batch is None else (),
+    )
+
+
+def _smaller(t: Setting, m: Model, batch: int, base: float | None) -> Iterator[Row]:
+    """For batches of 8, 16, 32, …: the fastest schedule without cuts, and its time by a sample."""
+    size = 8
+    while size < batch and size <= 512:
+        room = m.room(t.budget, size)
+        fits = [f for f in uncut(m.net, size) if f.peak <= room]
+        if fits:
+            scale = None if base is None else base * size / batch
+            yield _row(m, min(fits, key=lambda f: (f.seconds, f.peak)), scale)
+        size *= 2
+
+
+def _references(t: Setting, m: Model, batch: int) -> tuple[list[Reference], tuple[Row, ...], float | None]:
+    """Full fine-tuning, where the source is there, and the adapted graph, both under autograd; the first's seconds."""
+    found, rows, base = [], list[Row](), None
+    try:
+        fresh = adapter_rank(t.subject.model) is None
+        full = adapted(t.subject, Plan("full", Options()), verified=False)[0].gm if fresh else None
+    except FloorplanError:
+        full = None
+    for name, gm, rank in (("full fine-tuning", full, None), ("adapted, autograd, whole batch", m.gm, m.rank)):
+        if gm is None:
+            continue
+        r = reference(gm, t.subject.inputs, t.loss, batch, t.machines, t.anchors, name)
+        found.append(r)
+        base = r.seconds if gm is full else base
+        state, kept = dict(r.timeline.state), max(r.timeline.kept_live, default=0)
+        rows.append(
+            Row(
+                name,
+                batch,
+                rank,
+                r.timeline.peak,
+                kept,
+                state["model"] + state["optimizer"],
+                state["batch"],
+                r.seconds / base if base else None,
+                round(r.work.macs),
+            )
+        )
+    return found, tuple(rows), base
+
+
+def _obstacle(t: Setting, m: Model, batch: int) -> str:
+    """What takes the room, by name, and what to do."""
+    f = smallest(m, batch)
+    if m.state > t.budget:
+        return f"weights and optimizer state alone take {m.state:,} of {t.budget:,} bytes; raise --budget"
+    given, line = m.sample * batch, exact(m.net, f)[1]
+    total, at = m.state + given + line.peak, line.peak_at
+    where, way, nbytes = line.by_node(at)[0]
+    why = f"; {m.net.coupled}" if m.net.coupled else ""
+    lower = largest(m, t.budget) if batch > 1 else 0
+    lower = lower if lower < batch else 0
+    way_out = f"raise --budget to {total:,}" + (f" or lower --batch to {lower}" if lower else "")
+    return (
+        f"the smallest step ({m.net.schedule(f)}) takes {total:,}: state {m.state:,}, batch {given:,}, requested peak "
+        f"{line.peak:,}, of which {nbytes:,} in {where or '-'} ({way}); {way_out}{why}"
+    )
+
+
+def _measured(report: PlanReport, t: Setting) -> PlanReport:
+    """The chosen step run for real on random inputs."""
+    if report.step is None or report.choice is None or report.module is None:
+        return report
+    given = filled(t.subject.inputs, report.choice.batch)
+    found = measure(report.step, given, target_for(report.module, given, t.loss))
+    return replace(report, measured={"requested_peak": found.peak, "total": found.total})
+
+
+def _grown(report: PlanReport, model: str, t: Setting) -> PlanReport:
+    """How much a process grows by the chosen step: kernels take memory that no dispatcher sees."""
+    c = report.choice
+    if c is None or c.schedule is None or report.measured is None:
+        return report
+    shapes = [list(v.shape[1:]) for v in t.subject.inputs if isinstance(v, Tensor)]
+    options = {
+        "model": model,
+        "batch": c.batch,
+        "schedule": c.schedule.as_dict(),
+        "loss": t.loss,
+        "rank": c.rank or 1,
+        "sites": t.rest[0],
+        "shapes": shapes,
+    }
+    try:
+        grown = resident.resident_growth(
+            f"{resident.__name__}:compiled_step", options, threads=torch.get_num_threads()
+        ).growth
+    except FloorplanError as e:
+        return replace(report, notes=(*report.notes, str(e)))
+    return replace(report, measured={**report.measured, "resident_growth": grown})

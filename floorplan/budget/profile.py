@@ -1,0 +1,304 @@
+"""What the units of a step cost, from fake runs of the step cut wherever one value alone crosses.
+
+    trace(step, inputs, target) -> Trace      one run at one part size: blocks, and where each unit begins
+    form(traces at two sizes)   -> Form       every block a + b*m bits, checked event by event
+    Form.at(m)                  -> Sized      the numbers that cost_models.schedule composes
+
+The head runs twice, once as a part of a batch and once as the whole of it: the share of the loss is a factor.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, fx
+
+from floorplan.budget.work import Work, Worked
+from floorplan.cost_models.peaks import Back, Head, Unit
+from floorplan.ledger.fakes import concrete_fakes
+from floorplan.ledger.kernels import quiet_fakes
+from floorplan.ledger.storage import StorageTracker
+from floorplan.step.compile import Step
+from floorplan.step.graph import crossings, ordered
+from floorplan.step.rules import rule_of
+from floorplan.step.runner import Runner
+from floorplan.trees import model_state, storage_key, tensors_in
+
+Window = tuple[int, int]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One elementary run: blocks by number, in order of birth; windows are ranges of births."""
+
+    died: tuple[int, ...]
+    nbytes: tuple[int, ...]
+    what: tuple[tuple[str, str, str], ...]  # node, direction, op
+    forward: tuple[Window, ...]
+    head: Window
+    backward: tuple[Window | None, ...]
+    alone: Window  # the head again, as the whole batch
+    enters: tuple[tuple[int, ...], ...]  # of each unit and of the head: the blocks that it reads
+    copies: tuple[int, ...]  # what the second head reads
+    grad_in: tuple[int, ...]  # of each unit: the gradient that comes, -1 for none
+    grad_out: tuple[int, ...]
+    grads: frozenset[int]
+    loss: int
+    mean: bool  # the loss is scaled by a part's share of the batch
+    work: tuple[tuple[Worked, Worked], ...]  # of each unit, forward and backward; the head's last
+
+    @property
+    def events(self) -> tuple[Any, ...]:
+        """What must not depend on the size."""
+        return (
+            self.died,
+            self.what,
+            self.forward,
+            self.head,
+            self.backward,
+            self.alone,
+            self.enters,
+            self.copies,
+            self.grad_in,
+            self.grad_out,
+            self.grads,
+            self.loss,
+        )
+
+
+@dataclass(frozen=True)
+class Sized:
+    """The units and the head at one part size, and their work."""
+
+    units: tuple[Unit, ...]
+    head: Head
+    work: tuple[tuple[Worked, Worked], ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A trace whose blocks are forms in the part size: bits = a + b*m."""
+
+    pattern: Trace
+    bits: tuple[tuple[int, int], ...]
+    slopes: tuple[tuple[Worked, Worked], ...]  # work a sample
+    at_size: int
+
+    def trace(self, size: int) -> Trace:
+        """The run at another size."""
+        nbytes = tuple(-(-(a + b * size) // 8) for a, b in self.bits)
+        more = size - self.at_size
+        work = tuple(
+            (f.plus(df, more), b.plus(db, more))
+            for (f, b), (df, db) in zip(self.pattern.work, self.slopes, strict=True)
+        )
+        return _with(self.pattern, nbytes, work)
+
+
+def _with(t: Trace, nbytes: tuple[int, ...], work: tuple[tuple[Worked, Worked], ...]) -> Trace:
+    return replace(t, nbytes=nbytes, work=work)
+
+
+def form(low: Trace, high: Trace, sizes: tuple[int, int]) -> Form | None:
+    """The form through runs at two sizes, None where they are not the same events."""
+    if low.events != high.events:
+        return None
+    apart, bits = sizes[1] - sizes[0], []
+    for a, b in zip(low.nbytes, high.nbytes, strict=True):
+        slope = 8 * (b - a) // apart
+        bits.append((8 * a - slope * sizes[0], slope))
+    work = tuple((a[0].slope(b[0], apart), a[1].slope(b[1], apart)) for a, b in zip(low.work, high.work, strict=True))
+    return Form(low, tuple(bits), work, sizes[0])
+
+
+def trace(step: Step, inputs: Sequence[Any], target: Tensor) -> Trace:
+    """One run of a step whose stages are all whole, on fakes of these inputs."""
+    fakes = concrete_fakes(step.program.gm, (*inputs, target))
+    with quiet_fakes(), fakes.mode, torch.no_grad():
+        state = model_state(fakes.gm)
+        with StorageTracker([*state, *tensors_in(fakes.inputs)]) as tracker, Work() as work:
+            runner: Runner = step.bound(fakes.gm, tracker.enter).__self__  # type: ignore[attr-defined]
+            run = _Run(runner, tracker, work, state)
+            run.all(list(fakes.inputs[:-1]), fakes.inputs[-1], step)
+        return run.result()
+
+
+class _Run:
+    """Drives the stages of a runner and notes where each begins."""
+
+    def __init__(self, runner: Runner, tracker: StorageTracker, work: Work, state: list[Tensor]) -> None:
+        self.runner, self.tracker, self.counted, self.state = runner, tracker, work, state
+        n = len(runner.stages)
+        self.forward: list[Window] = []
+        self.backward: list[Window | None] = [None] * n
+        self.enters: list[tuple[int, ...]] = []
+        self.grad_in, self.grad_out = [-1] * n, [-1] * n
+        self.work: list[list[Worked]] = [[Worked(), Worked()] for _ in range(n + 1)]
+
+    def _now(self) -> int:
+        return len(self.tracker.timeline.lives)
+
+    def _blocks(self, values: Sequence[Any]) -> tuple[int, ...]:
+        keys = [storage_key(v) for v in values if isinstance(v, Tensor)]
+        return tuple(dict.fromkeys(self.tracker.alive[k] for k in keys if k in self.tracker.alive))
+
+    def all(self, box: list[Any], target: Tensor, step: Step) -> None:
+        """Forward, head, backward, and the head once more."""
+        kept: list[list[Any]] = []
+        for k, s in enumerate(self.runner.stages):
+            self.enters.append(self._blocks(box))
+            start = self._now()
+            out = s.forward(box)
+            box = list(out[: s.results])
+            kept.append(list(out[s.results :]))
+            del out
+            self.forward.append((start, self._now()))
+            self.work[k][0] = self.counted.take()
+        self.enters.append(self._blocks(box))
+        shapes = [t.clone() if isinstance(t, Tensor) else t for t in box]
+        start = self._now()
+        self.tracker.enter("loss", "loss")
+        self.counted.take()
+        loss, *grads = self.runner.head.finish(self.runner.part_loss, 0.5, target, box)
+        self.head, self.loss = (start, self._now()), self._blocks([loss])[0]
+        self.work[-1][0] = self.counted.take()
+        self._return(kept, grads)
+        self.grads = frozenset(self._blocks([t.grad for t in self.state if t.grad is not None]))
+        self._again(shapes, target, loss)
+
+    def _return(self, kept: list[list[Any]], grads: list[Any]) -> None:
+        for k in reversed(range(len(self.runner.stages))):
+            s = self.runner.stages[k]
+            if not s.trains:
+                return
+            self.grad_in[k] = next(iter(self._blocks(grads)), -1)
+            start, given = self._now(), [*grads, *kept.pop()]
+            grads.clear()
+            grads += s.backward(given)
+            self.backward[k] = (start, self._now())
+            self.grad_out[k] = next(iter(self._blocks(grads)), -1)
+            self.work[k][1] = self.counted.take()
+
+    def _again(self, box: list[Any], target: Tensor, loss: Tensor) -> None:
+        old = [t.grad for t in self.state]
+        for t in self.state:
+            t.grad = None
+        self.copies = self._blocks(box)
+        start = self._now()
+        found = self.runner.head.finish(self.runner.loss, 1.0, target, box)
+        self.alone = (start, self._now())
+        more = self._blocks([t.grad for t in self.state if t.grad is not None])
+        self.grads |= frozenset(more)
+        del found, old, loss
+
+    def result(self) -> Trace:
+        """The trace."""
+        lives = self.tracker.timeline.lives
+        births = [v.born for v in lives]
+        died = np.searchsorted(births, [len(births) * 9 if v.died is None else v.died for v in lives])
+        return Trace(
+            tuple(int(d) for d in died),
+            tuple(int(v.nbytes) for v in lives),
+            tuple((v.node, v.direction, v.op) for v in lives),
+            tuple(self.forward),
+            self.head,
+            tuple(self.backward),
+            self.alone,
+            tuple(self.enters),
+            self.copies,
+            tuple(self.grad_in),
+            tuple(self.grad_out),
+            self.grads,
+            self.loss,
+            self.runner.mean,
+            tuple((f, b) for f, b in self.work),
+        )
+
+
+def cuts(gm: fx.GraphModule, values: Mapping[str, Any]) -> list[str]:
+    """Nodes behind which every elementary stage ends: one value crosses, and no run of ruleless nodes is parted."""
+    inside = [n for n in ordered(gm) if n.op not in ("placeholder", "output", "get_attr")]
+    ruled = [rule_of(n, gm, dict(values)) is not None for n in inside]
+    last = max((k for k, r in enumerate(ruled) if r), default=0)
+    alone = {n.name for n, _ in crossings(ordered(gm))}
+    return [n.name for k, n in enumerate(inside[:last]) if n.name in alone and (ruled[k] or ruled[k + 1])]
+
+
+def joints(t: Trace) -> list[int]:
+    """Stages behind which a schedule may cut: what crosses is made there and let go by the next forward."""
+    found = []
+    ends = [*(e for _, e in t.forward[1:]), t.head[1]]
+    for k, (start, _) in enumerate(t.forward[:-1]):
+        crossing = t.enters[k + 1]
+        if len(crossing) == 1 and crossing[0] >= start and t.died[crossing[0]] <= ends[k]:
+            found.append(k)
+    return found
+
+
+def sized(t: Trace, groups: Sequence[Window]) -> Sized:
+    """The numbers of units, each a range first..last of stages."""
+    units = tuple(_unit(t, first, last) for first, last in groups)
+    work = tuple(
+        (_sum(t.work[k][0] for k in range(a, b + 1)), _sum(t.work[k][1] for k in range(a, b + 1))) for a, b in groups
+    )
+    return Sized(units, _head(t), (*work, t.work[-1]))
+
+
+def _sum(parts: Any) -> Worked:
+    total = Worked()
+    for p in parts:
+        total = total.plus(p)
+    return total
+
+
+def _curve(t: Trace, window: Window, carried: Sequence[int], later: bool, fixed: Sequence[int] = ()) -> int:
+    """Most bytes alive in a window: what is born in it and what is carried into it.
+
+    later: a gradient is let go by the time of the next birth, for it is added to one that is there.
+    """
+    start, end = window
+    if end <= start:
+        return 0
+    n = end - start
+    change = np.zeros(n + 1, dtype=np.int64)
+    for i in range(start, end):
+        gone = t.died[i] if not (later and i in t.grads) else i + 1
+        change[i - start] += t.nbytes[i]
+        change[min(gone, end) - start] -= t.nbytes[i]
+    for i in carried:
+        change[0] += t.nbytes[i]
+        change[max(0, min(t.died[i], end) - start)] -= t.nbytes[i]
+    return int(np.cumsum(change)[:n].max())
+
+
+def _unit(t: Trace, first: int, last: int) -> Unit:
+    window = (t.forward[first][0], t.forward[last][1])
+    enters = t.enters[first]
+    alone, owned = _curve(t, window, (), False), _curve(t, window, enters, False)
+    leaves = set(t.enters[last + 1])
+    kept = [i for i in range(*window) if t.died[i] > window[1] and i not in leaves]
+    starts = [w for w in t.backward[first : last + 1] if w is not None]
+    back, through, learns, made = None, False, False, 0
+    if starts:
+        span = (starts[-1][0], starts[0][1])
+        came = [t.grad_in[last]] if t.grad_in[last] >= 0 else []
+        held = [_curve(t, span, kept, later) for later in (False, True)]
+        back = Back(*(_curve(t, span, [*kept, *came], later) for later in (False, True)), *held)
+        made = sum(t.nbytes[i] for i in t.grads if span[0] <= i < span[1])
+        out = t.grad_out[first]
+        learns, through = out >= 0, out >= 0 and out in came
+    total = sum(t.nbytes[i] for i in kept)
+    return Unit(sum(t.nbytes[i] for i in enters), owned, alone, total, made, back, learns, through)
+
+
+def _head(t: Trace) -> Head:
+    shared = tuple(_curve(t, t.head, t.enters[-1], later) for later in (False, True))
+    alone = tuple(_curve(t, t.alone, t.copies, later) for later in (False, True))
+    grads = sum(t.nbytes[i] for i in t.grads if t.head[0] <= i < t.head[1])
+    enters = sum(t.nbytes[i] for i in t.enters[-1])
+    parts = shared if t.mean else alone
+    return Head(enters, (alone[0], alone[1]), (parts[0], parts[1]), grads, t.nbytes[t.loss])

@@ -1,0 +1,58 @@
+"""Programs that a plan is held against: a graph's step under autograd, in bytes and seconds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+
+from floorplan.budget.clock import Clock, Machines, anchored
+from floorplan.budget.work import Worked, step_work
+from floorplan.graph.untouched import undisturbed
+from floorplan.ledger.inputs import filled, resized
+from floorplan.ledger.losses import LOSSES, target_for
+from floorplan.timeline.blocks import StepTimeline
+from floorplan.timeline.run import predict_timeline
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A step under autograd at one batch."""
+
+    timeline: StepTimeline
+    work: Worked
+    clock: Clock
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of the step."""
+        return self.work.seconds(self.clock)
+
+
+def reference(
+    gm: fx.GraphModule, inputs: Sequence[Any], loss: str, batch: int, machines: Machines, anchors: bool, name: str
+) -> Reference:
+    """The step of `batch` samples from a fake run; `anchors`: few real steps say how this machine runs it."""
+    target, run = target_for(gm, inputs, loss), LOSSES[loss]
+
+    def given(n: int) -> tuple[Any, ...]:
+        return tuple(resized(v, n) for v in inputs)
+
+    def work(n: int) -> Worked:
+        return step_work(gm, given(n), resized(target, n), run)
+
+    def step(n: int) -> Callable[[], Tensor]:
+        real = filled(inputs, n)
+        label = target_for(gm, real, loss)
+
+        def once() -> Tensor:
+            value = run(gm(*real), label)
+            value.backward()  # type: ignore[no-untyped-call]
+            return value
+
+        return once
+
+    line = predict_timeline(gm, given(batch), resized(target, batch), run, name=f"{name}, batch {batch}")
+    with undisturbed(gm):
+        clock = anchored(machines, work, step) if anchors else Clock(machines)
+    return Reference(line, work(batch), clock)

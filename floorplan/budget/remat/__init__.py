@@ -1,0 +1,1 @@
+"""Computing again instead of keeping, exactly, from the cheapest cut of the graph."""

@@ -1,0 +1,161 @@
+"""`floorplan remat`: adapt a model, let what cannot reach the floor be computed again, and say what that costs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from floorplan.budget.remat.ladder import Remat, climb
+from floorplan.cost_models import memory
+from floorplan.errors import FloorplanError
+from floorplan.layers.adapter import adapter_rank
+from floorplan.ledger.inputs import filled
+from floorplan.ledger.losses import LOSSES, target_for
+from floorplan.ledger.step_figures import measure_step
+from floorplan.methods.catalogue import Options, Plan, recorded
+from floorplan.methods.rewrite import adapted
+from floorplan.methods.subject import Shapes, subject_of
+from floorplan.passes.lossy_activations import approximate
+from floorplan.text import table, versions
+from floorplan.trees import bytes_of_tensors, model_state, tensors_in
+
+
+@dataclass(frozen=True)
+class RematReport:
+    """The rungs found, the one taken, and a real step of it where it was measured. Bytes of one step."""
+
+    name: str
+    batch: int
+    loss: str
+    budget: int | None
+    state: int  # model, optimizer state and the caller's batch, which the budget counts too
+    result: Remat
+    measured: int | None
+    lossy: tuple[str, ...]  # nodes whose gradient is approximate, and by how much
+    notes: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the budget is met; True without one."""
+        return self.budget is None or self.result.peak_after + self.state <= self.budget
+
+    @property
+    def module(self) -> fx.GraphModule:
+        """The graph that computes again."""
+        return self.result.module
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `--json`, schema floorplan.remat/1."""
+        rungs = [
+            {
+                "requested_peak": r.requested_peak,
+                "saved": r.saved,
+                "extra_macs": r.extra_macs,
+                "apart": r.apart,
+                "recomputed": sorted(r.recomputed),
+            }
+            for r in self.result.ladder
+        ]
+        return {
+            "schema": "floorplan.remat/1",
+            "model": self.name,
+            "batch": self.batch,
+            "loss": self.loss,
+            "budget": self.budget,
+            "state": self.state,
+            "rung": self.result.rung,
+            "fits": self.fits,
+            "measured": self.measured,
+            "lossy": list(self.lossy),
+            "versions": versions(),
+            "rungs": rungs,
+            "notes": [*self.notes, *self._words()],
+        }
+
+    def _words(self) -> list[str]:
+        """The search's notes, but for its own budget, which leaves out what stands apart."""
+        return [n for n in self.result.notes if not n.startswith("budget of ")]
+
+    def __str__(self) -> str:
+        rows = [
+            [
+                "->" if i == self.result.rung else "",
+                i,
+                f"{r.requested_peak:,} B",
+                f"{r.requested_peak + self.state:,} B",
+                f"{r.saved:,} B",
+                f"{r.extra_macs:,}",
+                len(r.recomputed),
+            ]
+            for i, r in enumerate(self.result.ladder)
+        ]
+        header = ["", "rung", "requested peak", "total", "saved", "extra MACs", "nodes again"]
+        lines = [f"{self.name}: one step, batch {self.batch}, loss {self.loss}", ""]
+        lines += [table(rows, header, right=(1, 2, 3, 4, 5, 6)), ""]
+        if self.measured is not None:
+            gap = self.result.peak_after - self.measured
+            lines.append(f"measured requested peak: {self.measured:,} B, difference {gap:,}")
+        lines += [f"LOSSY: {line}" for line in self.lossy]
+        lines += [f"note: {n}" for n in dict.fromkeys((*self.notes, *self._words()))]
+        if self.budget is not None:
+            lines.append(f"budget {self.budget:,} B: {'met' if self.fits else 'not met, nothing was written'}")
+        return "\n".join(lines)
+
+
+def remat(
+    model: nn.Module | str,
+    budget: int | None = None,
+    inputs: Any = None,
+    *,
+    batch: int = 8,
+    rank: int = 2,
+    method: str = "memflora",
+    sites: str = "auto",
+    seed: int = 0,
+    train_head: bool = False,
+    loss: str = "cross_entropy",
+    lossy_bits: int | None = None,
+    measured: bool = False,
+    shapes: Shapes | None = None,
+    weights: str | None = None,
+    allow: Sequence[str] = (),
+    trust: bool = False,
+) -> RematReport:
+    """Adapt a model (or take an adapted one) and fit its step into `budget` bytes by computing again.
+
+    budget: counts model, Adam's moments and the caller's batch too; None for the lowest peak found. lossy_bits:
+    1 to 8 bits an element for the derivatives of smooth activations, which makes gradients approximate; None: exact.
+    """
+    if loss not in LOSSES:
+        raise FloorplanError(f"--loss {loss}: not known; use {', '.join(LOSSES)}")
+    s = subject_of(model, inputs, batch=2, shapes=shapes, weights=weights, allow=allow, trust=trust)
+    gm = s.model
+    if adapter_rank(gm) is None or not isinstance(gm, fx.GraphModule):
+        plan = Plan(method, Options(rank, sites, seed, train_head))
+        traced, _ = adapted(s, plan, verified=True)
+        gm = traced.gm
+        gm.meta["floorplan"] = recorded(plan, s.inputs)
+    named: list[str] = []
+    if lossy_bits is not None:
+        gm, found = approximate(gm, lossy_bits)
+        named = [f"{f.node}: {f.note}" for f in found if not f.refused]
+    gm.train()
+    given = filled(s.inputs, batch)
+    target = target_for(gm, given, loss)
+    state = _state(gm, given, target)
+    room = None if budget is None else max(budget - state, 0)
+    result = climb(gm, given, loss=LOSSES[loss], target=target).fit(room)
+    result.module.meta.update(gm.meta)
+    real = measure_step(result.module, given, target, LOSSES[loss]).requested_peak if measured else None
+    return RematReport(s.name, batch, loss, budget, state, result, real, tuple(named), s.notes)
+
+
+def _state(gm: nn.Module, given: Sequence[Any], target: torch.Tensor) -> int:
+    trained = bytes_of_tensors([p for p in gm.parameters() if p.requires_grad])
+    return (
+        bytes_of_tensors(model_state(gm))
+        + memory.optimizer_state(trained)
+        + bytes_of_tensors(list(tensors_in((*given, target))))
+    )

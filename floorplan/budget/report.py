@@ -1,0 +1,153 @@
+"""The report of `plan`: the schedules of a step side by side, the choice, what stands in the way."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tabulate import tabulate
+from torch import fx
+
+from floorplan.step.compile import Schedule, Step
+from floorplan.step.plan_file import SCHEMA
+from floorplan.text import versions
+from floorplan.timeline.blocks import StepTimeline
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to run a step of `batch` samples; bytes."""
+
+    program: str  # "full fine-tuning", "adapted, autograd", or a schedule in words
+    batch: int
+    rank: int | None
+    requested_peak: int
+    kept: int
+    state: int  # model and optimizer
+    given: int  # the caller's batch
+    time_ratio: float | None  # predicted, to full fine-tuning of the same batch
+    macs: int
+    schedule: Schedule | None = None
+
+    @property
+    def total(self) -> int:
+        """Everything counted."""
+        return self.requested_peak + self.state + self.given
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "schedule": self.program,
+            "batch": self.batch,
+            "rank": self.rank,
+            "micro_batch": (self.schedule.micro_batch or self.batch) if self.schedule else self.batch,
+            "requested_peak": self.requested_peak,
+            "kept": self.kept,
+            "state": self.state,
+            "batch_bytes": self.given,
+            "total": self.total,
+            "time_ratio": self.time_ratio,
+            "macs": self.macs,
+            "plan": self.schedule.as_dict() if self.schedule else None,
+        }
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What fits a budget. `str()` is the printed table; exit_code 0 if something fits, 1 if nothing does."""
+
+    name: str
+    budget: int
+    options: dict[str, Any]  # method, rank, sites, seed, train_head, loss, input
+    references: tuple[Row, ...]
+    pareto: tuple[Row, ...]
+    choice: Row | None
+    one_more: int | None = None  # least total with one more sample in a part, or in the batch
+    obstacle: str | None = None
+    batches: tuple[Row, ...] = ()  # smaller batches and their fastest schedules, where no batch was asked for
+    measured: dict[str, int] | None = None
+    time_model: str = ""
+    notes: tuple[str, ...] = ()
+    module: fx.GraphModule | None = field(default=None, repr=False)  # adapted, as the choice has it
+    step: Step | None = field(default=None, repr=False)
+    before: StepTimeline | None = field(default=None, repr=False)  # full fine-tuning
+    after: StepTimeline | None = field(default=None, repr=False)  # the choice
+
+    @property
+    def exit_code(self) -> int:
+        """0 if something fits."""
+        return 0 if self.choice else 1
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of --json, schema floorplan.plan/1."""
+        return {
+            "schema": SCHEMA,
+            "model": self.name,
+            "budget": self.budget,
+            "options": self.options,
+            "versions": versions(),
+            "choice": self.choice.as_json() if self.choice else None,
+            "one_more": self.one_more,
+            "measured": self.measured,
+            "difference": self._difference(),
+            "pareto": [r.as_json() for r in self.pareto],
+            "references": [r.as_json() for r in self.references],
+            "batches": [r.as_json() for r in self.batches],
+            "obstacle": self.obstacle,
+            "time_model": self.time_model,
+            "notes": list(self.notes),
+        }
+
+    def _difference(self) -> dict[str, int] | None:
+        if self.measured is None or self.choice is None:
+            return None
+        return {"requested_peak": self.choice.requested_peak - self.measured["requested_peak"]}
+
+    def __str__(self) -> str:
+        rows = [*self.references, *self.pareto]
+        lines = [f"{self.name}: a training step within {self.budget:,} bytes", "", _table(rows, self.choice), ""]
+        lines.append("bytes; kept: waits for the backward; total: peak + model + optimizer (Adam) + the caller's batch")
+        if self.time_model:
+            lines.append(f"time: predicted, full fine-tuning of the same batch = 1.00; {self.time_model}")
+        if self.batches:
+            lines += ["", "smaller batches, each with its fastest schedule that fits", _table(self.batches, None)]
+        lines += ["", *self._chosen()]
+        return "\n".join([*lines, *(f"note: {n}" for n in self.notes)])
+
+    def _chosen(self) -> list[str]:
+        c = self.choice
+        if c is None:
+            return [f"nothing fits: {self.obstacle}"]
+        ranked = f", rank {c.rank}" if c.rank else ""
+        lines = [
+            f"choice: batch {c.batch}{ranked}, {c.program}",
+            f"  state {c.state:,} + batch {c.given:,} + requested peak {c.requested_peak:,} = {c.total:,} "
+            f"of {self.budget:,}",
+        ]
+        if self.one_more is not None:
+            lines.append(f"  one more sample would take {self.one_more:,}")
+        if self.measured is not None:
+            real = self.measured["requested_peak"]
+            lines.append(f"  measured requested peak {real:,}, difference {c.requested_peak - real:,}")
+            if (grown := self.measured.get("resident_growth")) is not None:
+                lines.append(f"  resident growth {grown:,}, {grown / max(real, 1):.2f} of it (apart)")
+        return lines + ([f"  {self.obstacle}"] if self.obstacle else [])
+
+
+def _table(rows: Any, choice: Row | None) -> str:
+    header = ["schedule", "batch", "requested peak", "kept", "total", "time", "MMACs"]
+    body = []
+    for r in rows:
+        chosen = choice is not None and r.schedule is not None and r.schedule == choice.schedule
+        time = "-" if r.time_ratio is None else f"{r.time_ratio:.2f}"
+        body.append(
+            [
+                ("> " if chosen else "  ") + r.program,
+                r.batch,
+                f"{r.requested_peak:,}",
+                f"{r.kept:,}",
+                f"{r.total:,}",
+                time,
+                f"{r.macs / 1e6:,.0f}",
+            ]
+        )
+    align = ["left", *["right"] * 6]
+    return str(tabulate(body, headers=header, tablefmt="simple", colalign=align, disable_numparse=True))

@@ -1,0 +1,121 @@
+"""The schedules of a step that are considered, and how their parts grow: no schedule is run to be judged.
+
+whole, micro-batches, one cut, two cuts, cuts inside micro-batches; units in their merged, fast or small forms
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, groupby, pairwise
+from typing import Any
+
+from floorplan.budget.net import Found, Net
+from floorplan.cost_models.peaks import Stage
+from floorplan.timeline.batch import FITTED
+
+SIZES = tuple(1 << k for k in range(8))  # part sizes of stages
+PAIRS = 16  # places for two cuts
+STEEP = 8  # most by which part sizes grow from stage to stage
+STEP = FITTED[0]
+POLICIES = ("merged", "fast", "small")
+
+
+def places(net: Net) -> list[int]:
+    """Units behind which two cuts are tried: where the map is as small as any before, ends of each level."""
+    least, lows = float("inf"), list[tuple[int, int]]()
+    for k in range(len(net.groups) - 1):
+        width = net.unit(k + 1, FITTED[0], 0).enters
+        if width <= least:
+            least = width
+            lows.append((width, k))
+    runs = [[k for _, k in run] for _, run in groupby(lows, key=lambda e: e[0])]
+    return sorted({k for run in runs for k in (run[0], run[-1])})[-PAIRS:]
+
+
+def uncut(net: Net, batch: int) -> Iterator[Found]:
+    """The whole batch and micro-batches, without cuts."""
+    for micro in _micros(net, batch):
+        for policy in POLICIES:
+            stage = Stage(0, len(net.groups) - 1, 0, net.forms(policy, micro or batch))
+            yield net.found(batch, micro, (stage,))
+
+
+def _micros(net: Net, batch: int) -> list[int]:
+    return [0] if net.coupled else [0, *(1 << k for k in range(batch.bit_length()) if 1 << k < batch)]
+
+
+def schedules(net: Net, batch: int) -> Iterator[Found]:
+    """Every schedule that is considered for a batch."""
+    for micro in _micros(net, batch):
+        n, seen = micro or batch, set[Any]()
+        for policy in POLICIES:
+            for stages in _staged(net, n, policy):
+                if stages not in seen:
+                    seen.add(stages)
+                    yield net.found(batch, micro, stages)
+
+
+def _staged(net: Net, n: int, policy: str) -> Iterator[tuple[Stage, ...]]:
+    last = len(net.groups) - 1
+    yield (Stage(0, last, 0, net.forms(policy, n)),)
+    if net.coupled or n > SIZES[-1]:
+        return
+    some = [*(s for s in SIZES if s < n), 0]
+    pairs = [(k,) for k in range(last)], combinations(places(net), 2)
+    for count, at in enumerate(pairs, 2):
+        chosen = [c for c in combinations(some, count) if all((b or n) <= STEEP * a for a, b in pairwise(c))]
+        for where in at:
+            edges = [-1, *where, last]
+            for parts in chosen:
+                yield tuple(
+                    Stage(a + 1, b, s, net.forms(policy, s or n))
+                    for a, b, s in zip(edges, edges[1:], parts, strict=False)
+                )
+
+
+def grown(net: Net, f: Found, room: int) -> Found:
+    """The same schedule with each part as large as fits `room`, the micro-batch first."""
+    best = f
+    for change in _changes(f):
+        low, high = change.now(best), change.most(best)
+
+        def fits(size: int, best: Found = best, change: _Change = change) -> bool:
+            return net.found(best.batch, *change.to(best, size)).peak <= room
+
+        # Multiples first: between them a profile may take a run of its own.
+        eights = bisect_left(range(high // STEP), True, key=lambda k: (k + 1) * STEP > low and not fits((k + 1) * STEP))
+        low, high = max(low, eights * STEP), min(high, eights * STEP + STEP - 1) if eights < high // STEP else high
+        size = low + bisect_left(range(low + 1, high + 1), True, key=lambda n: not fits(n))
+        if size > change.now(best):
+            best = net.found(f.batch, *change.to(best, size))
+    return best
+
+
+def more(net: Net, f: Found) -> list[Found]:
+    """The same schedule with one more sample in a part, for each part that is not the whole."""
+    return [net.found(f.batch, *c.to(f, c.now(f) + 1)) for c in _changes(f) if c.now(f) < c.most(f)]
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A part size of a schedule: the micro-batch (-1) or that of a stage."""
+
+    which: int
+
+    def now(self, f: Found) -> int:
+        return f.micro if self.which < 0 else f.stages[self.which].size
+
+    def most(self, f: Found) -> int:
+        return f.batch if self.which < 0 else (f.micro or f.batch)
+
+    def to(self, f: Found, size: int) -> tuple[int, tuple[Stage, ...]]:
+        if self.which < 0:
+            return size if size < f.batch else 0, f.stages
+        stages = list(f.stages)
+        stages[self.which] = replace(stages[self.which], size=size if size < self.most(f) else 0)
+        return f.micro, tuple(stages)
+
+
+def _changes(f: Found) -> list[_Change]:
+    stages = [_Change(k) for k, s in reversed(list(enumerate(f.stages))) if s.size]
+    return ([_Change(-1)] if f.micro else []) + stages

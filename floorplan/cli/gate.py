@@ -1,0 +1,99 @@
+"""`floorplan gate`: the models of a pyproject.toml, each held to the floor.
+
+[[tool.floorplan.cli.gate]]
+model = "my_pkg.nets:build"     # as on the command line
+rank = 2                        # optional: as `rewrite` would adapt it
+input = [3, 224, 224]           # optional
+batch = 8                       # optional
+max_saved = 1_000_000           # optional: bytes kept, at most
+"""
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from floorplan import api
+from floorplan.errors import FloorplanError
+from floorplan.ledger.criterion import AT_FLOOR
+from floorplan.ledger.report import CheckReport
+
+KINDS = {
+    "model": str,
+    "rank": int,
+    "sites": str,
+    "input": list,
+    "batch": int,
+    "max_saved": int,
+    "weights": str,
+    "allow": list,
+    "mode": str,
+}
+INNER = {"input": int, "allow": str}
+WORDS = {k: {str: "a string", int: "a whole number", list: "a list"}[t] for k, t in KINDS.items()}
+
+
+def entries_of(path: Path) -> list[dict[str, Any]]:
+    """The gate's entries; FloorplanError if the file cannot be used."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise FloorplanError(f"{path}: {e.strerror}; name a pyproject.toml") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise FloorplanError(f"{path}: not valid TOML: {e}") from e
+    entries = document.get("tool", {}).get("floorplan", {}).get("gate", [])
+    if not isinstance(entries, list) or not entries:
+        raise FloorplanError(
+            f'{path}: has no [[tool.floorplan.cli.gate]] entries; add one with model = "pkg.mod:factory"'
+        )
+    for entry in entries:
+        if fault := _fault(entry):
+            raise FloorplanError(f"{path}: gate entry {entry}: {fault}")
+    return entries
+
+
+def _fault(entry: Any) -> str:
+    """What is wrong with one entry; "" if it can be checked."""
+    if not isinstance(entry, dict) or "model" not in entry:
+        return "needs `model`"
+    if unknown := entry.keys() - KINDS.keys():
+        return f"does not know {', '.join(sorted(unknown))}; it knows {', '.join(sorted(KINDS))}"
+    for key, value in entry.items():
+        inner = value if KINDS[key] is list else []
+        if type(value) is not KINDS[key] or any(type(v) is not INNER[key] for v in inner):
+            return f"`{key}` must be {WORDS[key]}"
+    return ""
+
+
+def run(path: Path, say: Callable[[str], None]) -> list[str]:
+    """Check all entries, say one line each, return the models that failed."""
+    failed = []
+    for e in entries_of(path):
+        try:
+            ok, line, report = _check(e)
+        except FloorplanError as error:
+            ok, line, report = False, f"cannot be checked: {error}", None
+        say(f"{'ok  ' if ok else 'FAIL'} {e['model']}: {line}")
+        if not ok:
+            failed.append(e["model"])
+            if report is not None:
+                say(str(report))
+    return failed
+
+
+def _check(e: dict[str, Any]) -> tuple[bool, str, CheckReport]:
+    report = api.check(
+        e["model"],
+        rank=e.get("rank"),
+        sites=e.get("sites", "auto"),
+        batch=e.get("batch"),
+        shapes=[tuple(e["input"])] if "input" in e else None,
+        weights=e.get("weights"),
+        allow=e.get("allow", ()),
+        mode=e.get("mode", "saved"),
+    )
+    saved, limit = report.predicted.saved, e.get("max_saved")
+    line = f"{report.verdict}, {saved:,} bytes kept"
+    too_much = limit is not None and saved > limit
+    line += f", more than {limit:,}" if too_much else ""
+    return report.verdict == AT_FLOOR and not too_much, line, report

@@ -1,0 +1,1 @@
+"""From a model to a graph, and how a graph is edited and rewritten."""

@@ -1,0 +1,109 @@
+"""Which values of a graph may share memory, and which nodes write into it.
+
+A node can be moved, or read later than it was written, only if nothing in between writes into what
+it reads. What is not known to return a new tensor is taken to return a view of its inputs.
+"""
+
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from floorplan.layers.fused import ChannelAffine, FusedConv
+
+_FRESH_MODULES = (
+    FusedConv,
+    ChannelAffine,
+    nn.Linear,
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._BatchNorm,
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.Upsample,
+)
+_FRESH_FUNCTIONS = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.cat, F.pad}
+_WRITERS = {
+    operator.iadd,
+    operator.isub,
+    operator.imul,
+    operator.itruediv,
+    operator.ifloordiv,
+    operator.imod,
+    operator.ipow,
+    operator.iand,
+    operator.ior,
+    operator.ixor,
+    operator.setitem,
+}
+Roots = dict[fx.Node, frozenset[fx.Node]]
+
+
+def order_of(gm: fx.GraphModule) -> dict[fx.Node, int]:
+    """The position of every node."""
+    return {n: i for i, n in enumerate(gm.graph.nodes)}
+
+
+def roots_of(gm: fx.GraphModule) -> Roots:
+    """For every node, the nodes whose memory its value may share, itself included."""
+    roots: Roots = {}
+    for n in gm.graph.nodes:
+        shared = () if _fresh(gm, n) else (roots[a] for a in n.all_input_nodes)
+        roots[n] = frozenset({n}).union(*shared)
+    return roots
+
+
+def _fresh(gm: fx.GraphModule, n: fx.Node) -> bool:
+    if n.op != "call_module":
+        return n.target in _FRESH_FUNCTIONS
+    m = gm.get_submodule(str(n.target))
+    return isinstance(m, _FRESH_MODULES) or getattr(m, "inplace", None) is False and _known(m)
+
+
+def _known(m: nn.Module) -> bool:
+    return type(m).__module__.startswith(("torch.nn.modules.activation", "floorplan."))
+
+
+def written(gm: fx.GraphModule, n: fx.Node, roots: Roots) -> frozenset[fx.Node]:
+    """The memory that a node may write into; all its inputs' for a module that is not torch's."""
+    if n.op == "call_module":
+        m = gm.get_submodule(str(n.target))
+        inside = type(m).__module__.startswith(("torch.nn.", "floorplan."))
+        if inside and not getattr(m, "inplace", False):
+            return frozenset()
+        return frozenset().union(*(roots[a] for a in n.all_input_nodes))
+    if n.op in ("call_function", "call_method") and _writes(n):
+        outs = [a for a in (*n.args[:1], n.kwargs.get("input"), n.kwargs.get("out"))]
+        return frozenset().union(*(roots[a] for a in outs if isinstance(a, fx.Node)))
+    return frozenset()
+
+
+def _writes(n: fx.Node) -> bool:
+    target: Any = n.target
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    trailing = name.endswith("_") and not name.endswith("__")
+    named = n.kwargs.get("inplace") or "out" in n.kwargs
+    functional = getattr(target, "__module__", "") == F.__name__
+    named = named or functional and any(a is True for a in n.args[1:])  # perhaps `inplace`
+    return target in _WRITERS or trailing or bool(named)
+
+
+def writer_between(gm: fx.GraphModule, first: fx.Node, last: fx.Node, read: fx.Node, roots: Roots) -> fx.Node | None:
+    """A node strictly between two others that may write into what `read` is."""
+    order = order_of(gm)
+    for n in gm.graph.nodes:
+        if order[first] < order[n] < order[last] and written(gm, n, roots) & roots[read]:
+            return n  # type: ignore[no-any-return]
+    return None
+
+
+def reader_after(gm: fx.GraphModule, at: fx.Node, value: fx.Node, roots: Roots) -> fx.Node | None:
+    """A node after `at` that may read the memory of `value`, other than through `at` itself."""
+    order = order_of(gm)
+    through = {n for n in roots if at in roots[n]}
+    for n in gm.graph.nodes:
+        reads = [a for a in n.all_input_nodes if a not in through and roots[a] & roots[value]]
+        if order[n] > order[at] and reads:
+            return n  # type: ignore[no-any-return]
+    return None

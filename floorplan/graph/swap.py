@@ -1,0 +1,44 @@
+"""The loop that the compacting passes share: one module for another, all its calls at once."""
+
+from collections.abc import Callable, Iterator
+
+from torch import fx, nn
+
+from floorplan.graph.driver import Site
+
+
+def swap(
+    gm: fx.GraphModule,
+    known: Callable[[nn.Module], bool],
+    refusal: Callable[[nn.Module], str],
+    twin: Callable[[nn.Module], nn.Module],
+) -> Iterator[Site]:
+    """Put twin(m) in the place of every `known` module m without a refusal; one Site a call."""
+    for target, calls in _calls(gm).items():
+        module = gm.get_submodule(target)
+        if not known(module):
+            continue
+        why = refusal(module) or _overwrites(module, calls)
+        if not why:
+            gm.set_submodule(target, twin(module))
+        for node in calls:
+            yield Site(node.name, why)
+
+
+def _calls(gm: fx.GraphModule) -> dict[str, list[fx.Node]]:
+    calls: dict[str, list[fx.Node]] = {}
+    for node in gm.graph.nodes:
+        if node.op == "call_module":
+            calls.setdefault(str(node.target), []).append(node)
+    return calls
+
+
+def _overwrites(module: nn.Module, calls: list[fx.Node]) -> str:
+    """Why an in-place module must stay in place: somebody reads its input after it; else ""."""
+    if not getattr(module, "inplace", False):
+        return ""
+    for node in calls:
+        for user in (u for source in node.all_input_nodes for u in source.users):
+            if user is not node and node < user:
+                return f"{user.name} reads what {node.name} writes in place; set inplace=False"
+    return ""

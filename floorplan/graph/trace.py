@@ -1,0 +1,223 @@
+"""From a model to a module-level graph that says what it had to assume.
+
+    model, example inputs   ->   Traced(gm, notes, opaque, lines)
+
+torch.nn layers are nodes; everything else is traced through. What cannot be is called as a whole
+and listed in `opaque`. If that is the root, the graph is one call of the submodule `model`, and
+only then do the state_dict keys change (they get the prefix `model.`).
+"""
+
+import copy
+import inspect
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+
+from floorplan.errors import TraceError
+from floorplan.graph.decide import ValueBranch
+from floorplan.graph.leaves import leaf_reason
+from floorplan.graph.tracer import Tracer, reason_of
+from floorplan.graph.untouched import complete, no_checkpoints, tidy, untouched
+from floorplan.layers.plain import TrainingFlag
+
+ROOT = "model"  # where a root that cannot be traced is put
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A module-level graph on the model's own parameters, and what it leaves out."""
+
+    gm: fx.GraphModule
+    notes: tuple[str, ...] = ()  # assumptions and losses, one line each
+    opaque: dict[str, str] = field(default_factory=dict)  # module path -> why it is one node
+    lines: dict[str, str] = field(default_factory=dict)  # node name -> "file.py:123"
+
+
+def trace(model: nn.Module, inputs: Sequence[Any], *, both_modes: bool = False) -> Traced:
+    """Trace a model in the mode it is in; TraceError if its root branches on tensor values.
+
+    `inputs` (real or fake, one a positional argument of forward) give the structure, and the sizes
+    where the forward asks for them. With `both_modes` the graph follows .train() and .eval().
+    """
+    lazy = [n for n, p in model.named_parameters() if nn.parameter.is_lazy(p)]
+    if lazy:
+        raise TraceError(f"forward: {lazy[0]} has no size yet; run one batch through it first")
+    if isinstance(model, fx.GraphModule) and (not leaf_reason(model) or _exported(model)):
+        gm = fx.GraphModule(model, copy.deepcopy(model.graph), type(model).__name__)
+        complete(gm, model)
+        return Traced(gm, ("torch.export's checks of the inputs are left out",) * _exported(model))
+    flags = {m: m.training for m in model.modules()}
+    try:
+        traced = _both(model, inputs, set(flags.values())) if both_modes else _once(model, inputs)
+    finally:
+        for m, flag in flags.items():
+            m.training = flag
+    if traced.opaque.get(ROOT) is None or traced.gm.get_submodule(ROOT) is not model:
+        complete(traced.gm, model)
+    return traced
+
+
+def _exported(model: nn.Module) -> bool:
+    """Whether the only hooks are the input checks that torch.export adds."""
+    hooks = [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]
+    return bool(hooks) and all(h.__module__.startswith("torch.export.") for h in hooks)
+
+
+def _both(model: nn.Module, inputs: Sequence[Any], flags: set[bool]) -> Traced:
+    base = _once(model, inputs) if len(flags) > 1 else None
+    runs: dict[bool, Traced] = {}
+    failed = ""
+    for mode in (True, False):
+        model.train(mode)
+        try:
+            runs[mode] = _once(model, inputs)
+        except TraceError as e:
+            if not mode:
+                raise
+            failed = str(e)
+    if not failed:
+        base = base or runs[flags.pop() if flags else True]
+        places = list(_differences(runs[True].gm.graph, runs[False].gm.graph))
+        other = list(_differences(base.gm.graph, runs[False].gm.graph))
+        failed = next((p.fact for p in places + other if p.fact), "")
+        if not failed:
+            nodes = list(base.gm.graph.nodes)
+            for p in places:
+                _follow(base.gm, nodes[p.index], p)
+            notes = dict.fromkeys(n for t in (base, *runs.values()) for n in t.notes)
+            opaque = {k: v for t in (*runs.values(), base) for k, v in t.opaque.items()}
+            return Traced(base.gm, tuple(notes), opaque, base.lines)
+    note = f"forward differs between train and eval mode (first difference: {failed})"
+    was = runs[False]
+    return replace(was, notes=(*was.notes, f"{note}; the eval-mode graph is used"))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """An argument that differs between two graphs; with a `fact` the graphs do not match."""
+
+    index: int
+    path: tuple[Any, ...] = ()
+    train: bool = True
+    fact: str = ""
+
+
+def _differences(a: fx.Graph, b: fx.Graph) -> Iterator[_Place]:
+    """Where graph b differs from a; the first structural difference ends it."""
+    left, right = list(a.nodes), list(b.nodes)
+    for i, (m, n) in enumerate(zip(left, right, strict=False)):
+        where = f"{m.meta.get('line', 'forward')} {m.name}"
+        if (m.op, m.target, m.name) != (n.op, n.target, n.name):
+            yield _Place(i, fact=f"{where} in one, {n.name} in the other")
+            return
+        if m.op == "get_attr" and not _same_attribute(m, n):
+            yield _Place(i, fact=f"{where} holds different values")
+            return
+        for path, x, y in _unequal((m.args, dict(m.kwargs)), (n.args, dict(n.kwargs))):
+            if type(x) is not bool or type(y) is not bool:
+                yield _Place(i, fact=f"{where} has {x} in one, {y} in the other")
+                return
+            yield _Place(i, path, x)
+    if len(left) != len(right):
+        longer = max(left, right, key=len)[min(len(left), len(right)) - 1]
+        yield _Place(0, fact=f"{longer.name} in one mode only")
+
+
+def _same_attribute(m: fx.Node, n: fx.Node) -> bool:
+    x, y = (cast(Any, k.graph.owning_module) for k in (m, n))
+    x, y = (operator.attrgetter(str(m.target))(owner) for owner in (x, y))
+    return x is y or (isinstance(x, torch.Tensor) and x.shape == y.shape and torch.equal(x, y))
+
+
+def _unequal(a: Any, b: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
+    if isinstance(a, fx.Node) and isinstance(b, fx.Node):
+        if a.name != b.name:
+            yield path, a, b
+    elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            yield from _unequal(x, y, (*path, i))
+    elif isinstance(a, dict) and isinstance(b, dict) and list(a) == list(b):
+        for k in a:
+            yield from _unequal(a[k], b[k], (*path, k))
+    elif isinstance(a, slice) and isinstance(b, slice):
+        if repr(a) != repr(b):
+            yield path, a, b
+    elif type(a) is not type(b) or a != b:
+        yield path, a, b
+
+
+def _follow(gm: fx.GraphModule, node: fx.Node, p: _Place) -> None:
+    """Replace one boolean argument by the training flag of the module that it was read in."""
+    owner = list(node.meta.get("nn_module_stack", {"": ("", None)}).values())[-1][0]
+    path = f"{owner}.training_flag" if owner else "training_flag"
+    call = (node.args, dict(node.kwargs))
+    value = call
+    for key in p.path:
+        value = cast(Any, value)[key]
+    flag = TrainingFlag().train(bool(value) is p.train)
+    if not gm.add_submodule(path, flag):
+        raise TraceError(f"forward: {path} is not a free name for the training flag; rename it")
+    with gm.graph.inserting_before(node):
+        now = gm.graph.call_module(path)
+        if not p.train:
+            now = gm.graph.call_function(operator.not_, (now,))
+    node.args, node.kwargs = _put(call, p.path, now)
+    gm.recompile()
+
+
+def _put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    if isinstance(value, dict):
+        return {k: _put(v, path[1:], new) if k == path[0] else v for k, v in value.items()}
+    items = [_put(v, path[1:], new) if i == path[0] else v for i, v in enumerate(value)]
+    return items if isinstance(value, list) else tuple(items)
+
+
+def _once(model: nn.Module, inputs: Sequence[Any]) -> Traced:
+    names = _arguments(model, len(inputs))
+    tracer = Tracer(inputs, names)
+    rng = torch.get_rng_state()
+    reason = leaf_reason(model)
+    try:
+        if reason:
+            return _whole(model, names, reason)
+        with untouched(model) as changed, no_checkpoints(tracer):
+            graph = tracer.trace(model)
+            graph._tracer_cls = None
+            tidy(graph, tracer.lines)
+            gm = fx.GraphModule(model, graph, type(model).__name__)
+    except ValueBranch as e:
+        todo = "give that part a module of its own, or decide it when the model is built"
+        raise TraceError(f"forward: {e}; {todo}") from e
+    except Exception as e:
+        return _whole(model, names, reason_of(e))
+    finally:
+        torch.set_rng_state(rng)
+    return Traced(gm, tuple(dict.fromkeys([*tracer.notes, *changed])), tracer.opaque, tracer.lines)
+
+
+def _whole(model: nn.Module, names: Sequence[str], reason: str) -> Traced:
+    """The graph that only calls the model."""
+    graph = fx.Graph()
+    graph.output(graph.call_module(ROOT, tuple(graph.placeholder(n) for n in names)))
+    return Traced(fx.GraphModule({ROOT: model}, graph, type(model).__name__), (), {ROOT: reason})
+
+
+def _arguments(model: nn.Module, count: int) -> list[str]:
+    """Names of the forward's first `count` positional arguments; TraceError if it takes others."""
+    names: list[str] = []
+    for p in inspect.signature(model.forward).parameters.values():
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and len(names) < count:
+            names.append(p.name)
+        elif p.kind is p.VAR_POSITIONAL:
+            names += [f"{p.name}_{i}" for i in range(count - len(names))]
+        elif p.default is p.empty and p.kind is not p.VAR_KEYWORD:
+            raise TraceError(f"forward: needs `{p.name}`, but {count} inputs are given; add it")
+    if len(names) < count:
+        raise TraceError(f"forward: takes {len(names)} inputs, {count} are given; leave some out")
+    return names

@@ -1,0 +1,225 @@
+"""What tracing must leave as it was, and what it must give the traced module besides the graph."""
+
+import functools
+import operator
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+import torch.utils.checkpoint
+from torch import fx, nn
+from torch.nn.utils import parametrize
+
+from floorplan.errors import FloorplanError
+from floorplan.graph.tracer import Tracer, refuse_checkpoints
+
+_LOOKS = (
+    getattr,
+    operator.getitem,
+    operator.eq,
+    operator.ne,
+    operator.lt,
+    operator.le,
+    operator.gt,
+    operator.ge,
+    "size",
+    "dim",
+    "numel",
+)
+
+
+def tidy(graph: fx.Graph, lines: dict[str, str]) -> None:
+    """Drop sizes and comparisons that only a decision looked at."""
+    for node in reversed(list(graph.nodes)):
+        if node.target in _LOOKS and node.op[:4] == "call" and not node.users:
+            graph.erase_node(node)
+            lines.pop(node.name, None)
+
+
+@contextmanager
+def no_checkpoints(tracer: Tracer) -> Iterator[None]:
+    """Make activation checkpointing, which fx would inline in silence, refuse to be traced."""
+    module = torch.utils.checkpoint
+    generator = "_checkpoint_without_reentrant_generator"
+    refuse = refuse_checkpoints(tracer, getattr(module, generator))
+    refuse_old = refuse_checkpoints(tracer, module.CheckpointFunction.apply)
+    with patch.object(module, generator, refuse):
+        with patch.object(module.CheckpointFunction, "apply", refuse_old):
+            yield
+
+
+def _containers(value: Any, seen: dict[int, tuple[Any, Any]]) -> None:
+    """Note every list, dict and set that hangs on a value, with what it holds."""
+    if isinstance(value, list | dict | set) and id(value) not in seen:
+        seen[id(value)] = (value, value.copy())
+        for part in value.values() if isinstance(value, dict) else value:
+            _containers(part, seen)
+    elif type(value) is tuple:
+        for part in value:
+            _containers(part, seen)
+
+
+def _held(m: nn.Module) -> dict[int, tuple[Any, Any]]:
+    """The containers that hang on a module's own attributes."""
+    seen: dict[int, tuple[Any, Any]] = {}
+    for k, v in m.__dict__.items():
+        if k not in _DICTS and not k.endswith("_hooks"):
+            _containers(v, seen)
+    return seen
+
+
+def _put_back(seen: dict[int, tuple[Any, Any]]) -> bool:
+    """Give every noted container its contents back; whether one had changed."""
+    changed = False
+    for value, old in seen.values():
+        if isinstance(value, list):
+            if len(value) != len(old) or any(a is not b for a, b in zip(value, old, strict=True)):
+                value[:], changed = old, True
+        elif isinstance(value, dict):
+            if value.keys() != old.keys() or any(value[k] is not old[k] for k in old):
+                value.clear()
+                value.update(old)
+                changed = True
+        elif value != old:
+            value.clear()
+            value.update(old)
+            changed = True
+    return changed
+
+
+@contextmanager
+def same_containers(model: nn.Module) -> Iterator[None]:
+    """Lists, dicts and sets on the model's modules hold afterwards what they held."""
+    held = [_held(m) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for seen in held:
+            _put_back(seen)
+
+
+def _own_code(model: nn.Module) -> list[ModuleType]:
+    """The Python modules that define the model's classes, installed packages apart."""
+    names = {c.__module__ for m in model.modules() for c in type(m).__mro__}
+    found = [sys.modules[n] for n in names if n in sys.modules]
+    return [m for m in found if "site-packages" not in str(getattr(m, "__file__", "") or "site-packages")]
+
+
+@contextmanager
+def no_memory(model: nn.Module) -> Iterator[None]:
+    """What the model's code keeps in global containers and caches is as before afterwards."""
+    seen: dict[int, tuple[Any, Any]] = {}
+    values = [v for code in _own_code(model) for v in vars(code).values()]
+    values += [v for m in model.modules() for c in type(m).__mro__ for v in vars(c).values()]
+    for v in values:
+        if type(v) in (list, dict, set):
+            _containers(v, seen)
+    caches = {id(v): v for v in values if isinstance(v, functools._lru_cache_wrapper)}
+    filled = {i for i, c in caches.items() if c.cache_info().currsize}
+    try:
+        yield
+    finally:
+        _put_back(seen)
+        for i, c in caches.items():
+            if i not in filled or c.cache_info().currsize:
+                c.cache_clear()  # it may hold what only tracing made
+
+
+_DICTS = ("_parameters", "_buffers", "_modules")
+
+
+def _reparametrizing(model: nn.Module) -> list[torch.Tensor]:
+    """State that a reparametrized weight renews whenever it is read (spectral_norm's vectors)."""
+    lists = [m for m in model.modules() if isinstance(m, parametrize.ParametrizationList)]
+    return [b for m in lists for b in m.buffers()]
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[list[str]]:
+    """Undo what the forward assigns to the model's attributes while it is traced; lists it."""
+    before = {
+        m: (dict(m.__dict__), *(dict(m.__dict__[d]) for d in _DICTS))
+        for m in model.modules()
+        if not isinstance(m, torch.jit.ScriptModule)  # keeps its tensors elsewhere
+    }
+    paths = {m: n for n, m in model.named_modules()}
+    changed: list[str] = []
+    held = {m: _held(m) for m in before}
+    vectors = [(b, b.detach().clone()) for b in _reparametrizing(model)]
+    try:
+        with no_memory(model):
+            yield changed
+    finally:
+        for b, vector in vectors:
+            b.data.copy_(vector)
+        for m, seen in held.items():
+            if _put_back(seen):
+                where = paths[m] or "the model"
+                changed.append(f"forward writes into a container of {where}, which the graph does not")
+        for m, saved in before.items():
+            stores = (m.__dict__, *(m.__dict__[d] for d in _DICTS))
+            for store, old in zip(stores, saved, strict=True):
+                for k in [k for k in store if k not in old or store[k] is not old[k]]:
+                    if not k.startswith("_tensor_constant"):
+                        what = ".".join(p for p in (paths[m], k) if p)
+                        changed.append(f"forward assigns to {what}, which the graph does not")
+                    store.pop(k)
+                store.update({k: v for k, v in old.items() if k not in store})
+
+
+def complete(have: nn.Module, want: nn.Module) -> None:
+    """Give a traced module what the graph does not use of the original; mode and keys agree."""
+    if have is want:
+        return
+    have.training = want.training
+    for name, p in want._parameters.items():
+        if name not in have._parameters:
+            have.register_parameter(name, p)
+    for name, b in want._buffers.items():
+        if name not in have._buffers:
+            have.__dict__.pop(name, None)  # a buffer that the forward assigns to was copied as a plain attribute
+            have.register_buffer(name, b)
+    have._non_persistent_buffers_set |= want._non_persistent_buffers_set
+    for name, child in want._modules.items():
+        if child is not None and name in have._modules:
+            complete(cast(nn.Module, have._modules[name]), child)
+        elif not hasattr(have, name):
+            have.add_module(name, child)
+
+
+MODES = ("saved", "train", "eval")
+
+
+@contextmanager
+def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
+    """The model in train or eval mode for a while; "saved" leaves it as it is."""
+    if mode not in MODES:
+        raise FloorplanError(f"mode {mode}: not known; use {', '.join(MODES)}")
+    flags = {m: m.training for m in model.modules()}
+    if mode != "saved":
+        model.train(mode == "train")
+    try:
+        yield
+    finally:
+        for m, flag in flags.items():
+            m.training = flag
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    buffers = {id(b): (b, b.detach().clone()) for b in model.buffers()}
+    grads = [(p, p.grad) for p in model.parameters()]
+    devices = list({t.device.index for t, _ in buffers.values() if t.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices), same_containers(model):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for b, old in buffers.values():
+                    b.copy_(old)
+            for p, g in grads:
+                p.grad = g

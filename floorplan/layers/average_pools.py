@@ -1,0 +1,159 @@
+"""Average pools that keep shapes only.
+
+    y = mean over windows of x      linear: the gradient needs g and the shape of x
+
+torch's own average pools keep x, of which their backward reads nothing but the shape.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from floorplan.layers.bits import layout_of
+
+aten = torch.ops.aten
+
+
+def dims_of(module: nn.Module) -> int:
+    """Spatial dimensions of an nn pool."""
+    return int(type(module).__name__[-2])
+
+
+def each_dim(value: Any, dims: int) -> list[Any]:
+    """One value a spatial dimension."""
+    return list(value) if isinstance(value, Sequence) else [value] * dims
+
+
+def one_high(x: Tensor, dims: int) -> Tensor:
+    """A 1-d map as a 2-d map one row high; others as they are."""
+    return x.unsqueeze(-2) if dims == 1 else x
+
+
+def _stand_in(g: Tensor, shape: Sequence[int], layout: int) -> Tensor:
+    """A tensor of `shape` for an op that reads only its shape and memory format.
+
+    One element if it can be: zero strides cannot tell a channels_last format.
+    """
+    if not layout:
+        return g.new_empty(1).expand(shape)
+    return torch.empty(shape, dtype=g.dtype, device=g.device, memory_format=torch.channels_last)
+
+
+class ShapeAvgPool(nn.Module):
+    """Average pooling of (B, C, *spatial) or (C, *spatial) that keeps nothing but shapes."""
+
+    def __init__(
+        self,
+        kernel: list[int],
+        stride: list[int],
+        padding: list[int],
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.dims = len(kernel)
+        self.kernel, self.stride, self.padding = list(kernel), list(stride), list(padding)
+        self.ceil_mode, self.count_include_pad = ceil_mode, count_include_pad
+        self.divisor_override = divisor_override
+
+    @classmethod
+    def of(cls, m: Any) -> "ShapeAvgPool":
+        """The compact twin of an nn.AvgPool."""
+        d = dims_of(m)
+        window = (each_dim(m.kernel_size, d), each_dim(m.stride, d), each_dim(m.padding, d))
+        divisor = getattr(m, "divisor_override", None)
+        return cls(*window, m.ceil_mode, m.count_include_pad, divisor).train(m.training)
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments as plain data."""
+        names = ("kernel", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+        return {n: getattr(self, n) for n in names}
+
+    def extra_repr(self) -> str:
+        """Kernel and stride."""
+        return f"kernel={self.kernel}, stride={self.stride}, padding={self.padding}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean of each window."""
+        one = [] if self.dims > 1 else [1]
+        zero = [] if self.dims > 1 else [0]
+        window = (one + self.kernel, one + self.stride, zero + self.padding)
+        options = (self.ceil_mode, self.count_include_pad, self.divisor_override)
+        y = _AvgPool.apply(one_high(x, self.dims), *window, *options)  # type: ignore[no-untyped-call]
+        return y.squeeze(-2) if self.dims == 1 else y  # type: ignore[no-any-return]
+
+
+class _AvgPool(torch.autograd.Function):
+    """Average pooling that keeps the input's shape."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *window: Any) -> Tensor:
+        ctx.shape, ctx.layout, ctx.window = x.shape, layout_of(x), window
+        pool = F.avg_pool2d if len(window[0]) == 2 else F.avg_pool3d
+        return pool(x, *window)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        dims = len(ctx.window[0])
+        op = aten.avg_pool2d_backward if dims == 2 else aten.avg_pool3d_backward
+        layout = ctx.layout if dims == 2 else 0  # torch pools volumes contiguously
+        like = _stand_in(g, ctx.shape, layout)
+        if layout:  # the op reads no more of it than the shape: let it write there
+            gx = op.grad_input(g, like, *ctx.window, grad_input=like)
+        else:
+            gx = op(g, like, *ctx.window)
+        return gx, *[None] * len(ctx.window)
+
+
+class ShapeAdaptiveAvgPool(nn.Module):
+    """Adaptive average pooling of (B, C, *spatial) to `output`, keeping nothing but shapes."""
+
+    def __init__(self, output: list[int | None]) -> None:
+        super().__init__()
+        self.output, self.dims = list(output), len(output)
+
+    @classmethod
+    def of(cls, m: Any) -> "ShapeAdaptiveAvgPool":
+        """The compact twin of an nn.AdaptiveAvgPool."""
+        return cls(each_dim(m.output_size, dims_of(m))).train(m.training)
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments as plain data."""
+        return {"output": self.output}
+
+    def extra_repr(self) -> str:
+        """Output size."""
+        return f"output={self.output}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The means of output[0] x output[1] x ... windows."""
+        if all(n == 1 for n in self.output):  # torch takes a mean, which keeps only shapes
+            pool = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+            return pool[self.dims - 1](x, self.output)  # type: ignore[arg-type]
+        size = [x.shape[i - self.dims] if n is None else n for i, n in enumerate(self.output)]
+        size = [1, *size] if self.dims == 1 else size
+        y = _AdaptiveAvgPool.apply(one_high(x, self.dims), size)  # type: ignore[no-untyped-call]
+        return y.squeeze(-2) if self.dims == 1 else y  # type: ignore[no-any-return]
+
+
+class _AdaptiveAvgPool(torch.autograd.Function):
+    """Adaptive average pooling that keeps the input's shape."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: list[int]) -> Tensor:
+        ctx.shape, ctx.layout, ctx.dims = x.shape, layout_of(x), len(size)
+        return (F.adaptive_avg_pool2d if len(size) == 2 else F.adaptive_avg_pool3d)(x, size)  # type: ignore[arg-type]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        like = _stand_in(g, ctx.shape, ctx.layout if ctx.dims == 2 else 0)
+        two, three = aten._adaptive_avg_pool2d_backward, aten._adaptive_avg_pool3d_backward
+        op = two if ctx.dims == 2 else three
+        return op(g, like), None

@@ -1,0 +1,127 @@
+"""Dropout that keeps one bit a decision.
+
+    y = x * noise,  noise = bit / (1 - p)     keeps the bits: one an element or (sample, channel)
+
+The noise is drawn by torch's own op, so one seed gives one mask whichever of the two is used.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from floorplan.layers.bits import apply_gate, layout_of, pack_gate
+
+# dims of an input that torch reads as one sample without a batch dimension; 0 = it never does
+DROPOUTS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 2, nn.Dropout2d: 0, nn.Dropout3d: 4}
+_SHIFTS = "it shifts and scales by its input's statistics, and torch keeps the noise; use Dropout"
+REFUSED: dict[type[nn.Module], str] = {nn.AlphaDropout: _SHIFTS, nn.FeatureAlphaDropout: _SHIFTS}
+
+
+def is_dropout(module: nn.Module) -> bool:
+    """Whether the tables know this class as a dropout."""
+    return type(module) in DROPOUTS or type(module) in REFUSED
+
+
+def dropout_refusal(module: nn.Module) -> str:
+    """Why PackedDropout cannot stand for `module`; "" if it can."""
+    kind = type(module)
+    if kind in DROPOUTS:
+        return ""
+    why = REFUSED.get(kind, "it is not a dropout; nothing to do")
+    return f"{kind.__name__} cannot be packed, {why}"
+
+
+class PackedDropout(nn.Module):
+    """nn.`name` with probability p that keeps one bit a decision; same values, seed for seed."""
+
+    def __init__(self, name: str, p: float) -> None:
+        super().__init__()
+        kinds = {k.__name__: k for k in DROPOUTS}
+        if name not in kinds:
+            raise ValueError(f"PackedDropout: {name} is unknown; use one of {', '.join(kinds)}")
+        self.name, self.p = name, float(p)
+        self.sample_dims = DROPOUTS[kinds[name]]
+
+    @classmethod
+    def of(cls, module: Any) -> "PackedDropout":
+        """The packed twin of a dropout; ValueError with the reason if it has none."""
+        if why := dropout_refusal(module):
+            raise ValueError(why)
+        return cls(type(module).__name__, module.p).train(module.training)
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments as plain data."""
+        return {"name": self.name, "p": self.p}
+
+    def extra_repr(self) -> str:
+        """Kind and probability."""
+        return f"{self.name}, p={self.p}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x with a share p set to 0 and the rest divided by 1 - p; x itself in eval mode."""
+        if not self.training or self.p == 0:
+            return x
+        if self.p == 1 or not (torch.is_grad_enabled() and x.requires_grad):
+            return self._plain(x)
+        if self.name == "Dropout":
+            return _Elements.apply(x, self.p)  # type: ignore[no-any-return,no-untyped-call]
+        batch = () if x.dim() == self.sample_dims else x.shape[:1]
+        decided = (*batch, x.shape[len(batch)], *[1] * (x.dim() - len(batch) - 1))
+        return _Channels.apply(x, self.p, decided)  # type: ignore[no-any-return,no-untyped-call]
+
+    def _plain(self, x: Tensor) -> Tensor:
+        kinds = {"Dropout": F.dropout, "Dropout1d": F.dropout1d, "Dropout2d": F.dropout2d}
+        return kinds.get(self.name, F.dropout3d)(x, self.p, True)
+
+
+def _scale(p: float, like: Tensor) -> Tensor:
+    """1 / (1 - p), rounded as torch rounds it."""
+    return torch.ones((), dtype=like.dtype, device=like.device).div_(1 - p)
+
+
+class _Elements(torch.autograd.Function):
+    """Dropout of single elements that keeps a bit each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        ctx.p, ctx.fused = p, x.device.type not in ("cpu", "meta")
+        if ctx.fused:  # accelerators draw a boolean mask and scale in the accumulation type
+            y, noise = torch.native_dropout(x, p, True)
+        else:
+            noise = F.dropout(torch.ones_like(x), p, True)
+            y = x * noise
+        ctx.layout = layout_of(noise)
+        ctx.save_for_backward(pack_gate(noise, 0.0, math.inf, False))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (packed,) = ctx.saved_tensors
+        if ctx.fused:
+            return apply_gate(g, packed, ctx.layout, 1 / (1 - ctx.p), 0.0), None
+        return apply_gate(g, packed, ctx.layout, 1.0, 0.0).mul_(_scale(ctx.p, g)), None
+
+
+class _Channels(torch.autograd.Function):
+    """Dropout of whole channels that keeps a bit each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float, shape: tuple[int, ...]) -> Tensor:
+        ctx.p, ctx.shape = p, shape
+        # the draws depend on the number of channels only
+        ones = torch.ones(1, math.prod(shape), dtype=x.dtype, device=x.device)
+        noise = torch.feature_dropout(ones, p, True).view(shape)
+        ctx.save_for_backward(pack_gate(noise, 0.0, math.inf, False))
+        return x * noise
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (packed,) = ctx.saved_tensors
+        ones = torch.ones(ctx.shape, dtype=g.dtype, device=g.device)
+        return g * apply_gate(ones, packed, 0, 1.0, 0.0).mul_(_scale(ctx.p, g)), None, None

@@ -1,0 +1,124 @@
+"""A frozen conv with a frozen spatial down-factor and a trained mixing of its r responses.
+
+    t = conv(x, D)                       kept: r channels a group, at the output's resolution
+    y = conv(x, W + s*(U D)) + b         U (O, r) trained; D (g, r, I/g, *k) and W frozen
+
+LoRA-Edge (arXiv 2511.03765): D is the suffix of W's tensor train, U = 0 its output core, s = 1.
+LoRA-FA (arXiv 2308.03303), in conv form: D is random, U = 0, s = alpha/r.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from floorplan.layers.adapter import ConvAdapter
+from floorplan.layers.geometry import conv, conv_input_grad, pad, padded_size, unpad
+
+
+def mixed(w: Tensor, u: Tensor, d: Tensor, scale: float) -> Tensor:
+    """w + scale*(U D): (O, I/g, *k), in the wider dtype of both."""
+    dtype = torch.promote_types(w.dtype, u.dtype)
+    g, r = d.shape[:2]
+    rows = w.to(dtype).reshape(g, w.shape[0] // g, -1)
+    out = torch.baddbmm(rows, u.to(dtype).reshape(g, -1, r), d.to(dtype).flatten(2), alpha=scale)
+    return out.view(w.shape)
+
+
+class FactorConv(ConvAdapter):
+    """conv(pad(x), weight + scale*(U D)) + bias that keeps t = conv(x, D) in place of x.
+
+    weight (O, I/g, *k), D (g, r, I/g, *k), U (O, r). x: (B, I, *spatial).
+    """
+
+    D: Tensor
+    U: nn.Parameter
+
+    def __init__(
+        self, geometry: dict[str, Any], weight: list[int], rank: int, scale: float = 1.0, bias: bool = False
+    ) -> None:
+        super().__init__(geometry, weight, rank, scale, bias)
+        self.plain = False  # plain autograd on the same formula: the reference of every check
+        self.register_buffer("D", torch.zeros(self.geo.groups, rank, *weight[1:]))
+        self.U = nn.Parameter(torch.zeros(weight[0], rank))
+
+    def axes(self) -> dict[str, tuple[int, set[int]]]:
+        """Tensor -> its rank axis and its width axes."""
+        return {"D": (1, {2}), "U": (1, {0})}
+
+    def merged(self) -> Tensor:
+        """The plain weight that computes the same."""
+        return mixed(self.weight, self.U.detach(), self.D, self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, *spatial) -> (B, O, *spatial')."""
+        if x.dim() == len(self.geo.kernel) + 1:
+            return self.forward(x[None])[0]
+        device = x.device.type
+        if device != "meta" and torch.is_autocast_enabled(device):
+            x = x.to(torch.get_autocast_dtype(device)) if x.dtype != torch.float64 else x
+            with torch.autocast(device, enabled=False):
+                return self._run(x)
+        return self._run(x)
+
+    def _run(self, x: Tensor) -> Tensor:
+        if self.plain:
+            w = mixed(self.weight, self.U, self.D, self.scale).to(x.dtype)
+            b = None if self.bias is None else self.bias.to(x.dtype)
+            return conv(pad(x, self.geo), w, b, self.geo, self.geo.groups)
+        args = (x, self.weight, self.bias, self.U, self.D, self)
+        return _Factor.apply(*args)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _Factor(torch.autograd.Function):
+    """FactorConv with its own backward; keeps t."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, u: Tensor, d: Tensor, m: FactorConv) -> Tensor:
+        ctx.geo, ctx.scale, ctx.x_shape, ctx.dtype = m.geo, m.scale, x.shape, x.dtype
+        xp, g = pad(x, m.geo), m.geo.groups
+        t = None
+        if ctx.needs_input_grad[3]:
+            t = conv(xp, d.flatten(0, 1).to(x.dtype), None, m.geo, g)
+        ctx.save_for_backward(w, u, d, t)
+        b = None if b is None else b.to(x.dtype)
+        return conv(xp, mixed(w, u, d, m.scale).to(x.dtype), b, m.geo, g)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
+        w, u, d, t = ctx.saved_tensors
+        geo, gy = ctx.geo, gy.to(ctx.dtype)
+        gu = gx = None
+        if t is not None:
+            n, g, positions = gy.shape[0] * geo.groups, geo.groups, math.prod(gy.shape[2:])
+            rows = gy.reshape(n, gy.shape[1] // g, positions)
+            each = torch.bmm(rows, t.reshape(n, t.shape[1] // g, positions).transpose(1, 2))
+            each = each.view(gy.shape[0], *u.shape).sum(0)
+            gu = (each if ctx.scale == 1 else each * ctx.scale).to(u.dtype)
+            del t
+        if ctx.needs_input_grad[0]:
+            wm = mixed(w, u, d, ctx.scale).to(gy.dtype)
+            gx = conv_input_grad(gy, wm, padded_size(ctx.x_shape, geo), geo, geo.groups)
+            gx = unpad(gx, geo)
+        return gx, None, None, gu, None, None
+
+
+def tensor_train_suffix(w: Tensor, rank: int) -> Tensor:
+    """Cores 2..4 of w's TT-SVD, contracted: (r1, I/g, *k), singular values included.
+
+    w (O, I/g, *k), axes in this order, left to right, each bond at most `rank`.
+    """
+    cores: list[Tensor] = []
+    rest, bond = w.detach().float(), 1
+    for n in w.shape[:-1]:
+        left, values, right = torch.linalg.svd(rest.reshape(bond * n, -1), full_matrices=False)
+        keep = min(rank, len(values))
+        cores.append(left[:, :keep].reshape(bond, n, keep))
+        rest, bond = values[:keep, None] * right[:keep], keep
+    suffix = rest.reshape(bond, w.shape[-1])
+    for core in reversed(cores[1:]):
+        suffix = torch.tensordot(core, suffix, dims=1)
+    return suffix.to(w.dtype)

@@ -1,0 +1,289 @@
+"""The MemFLoRA site as one op: conv, folded BatchNorm, adapter, residual add and activation.
+
+    q = conv1x1(x, P)                          kept, r channels a group
+    y = act(conv(x, W + a*(U o P)) + b + skip)
+    gate = lo < z < hi, one bit an element     kept
+
+P (g, r, I/g) is frozen, U trained, W, b and a hold the folded BatchNorm (MemFLoRA eq. 4-9).
+Because conv(q, U) = conv(x, U o P) the adapter is merged into the weight on every call, and the
+branch never runs at full width. Nothing else survives the forward pass; W, P, U, a are references
+to model state.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from floorplan.layers.activations import Gate, gate_of
+from floorplan.layers.adapter import Adapter
+from floorplan.layers.bits import apply_gate, layout_of, pack_gate
+from floorplan.layers.geometry import Geometry, conv, conv_input_grad, pad, padded_size, unpad
+from floorplan.layers.lowrank import merge, project, q_grad, up_grad
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    c.__name__: c for c in (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.LeakyReLU, nn.Threshold, nn.Hardsigmoid)
+}
+
+
+def _orthonormal(draw: Tensor) -> Tensor:
+    """(g, r, I) normal -> rows orthonormal in each group, uniformly so; r at most I."""
+    q, r = torch.linalg.qr(draw.transpose(1, 2))
+    rows: Tensor = (q * r.diagonal(dim1=1, dim2=2).sign()[:, None]).transpose(1, 2)
+    return rows
+
+
+# How P comes from a normal draw (g, r, I/g): N(0, 1/r), orthonormal rows, and these at N's expected length.
+PROJECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda t: t / math.sqrt(t.shape[1]),
+    "orthogonal": _orthonormal,
+    "orthogonal-matched": lambda t: _orthonormal(t) * math.sqrt(t.shape[2] / t.shape[1]),
+}
+
+
+class FusedConv(Adapter):
+    """act(conv(pad(x), weight + scale*(U o P)) + bias [+ skip]) that keeps q and one bit an output.
+
+    weight: (O, I/g, *k), transposed (I, O/g, *k). P: (g, r, I/g). U: (O, r, *k), transposed
+    (g, r, O/g, *k). bias, scale: (O,). x: (B, I, *spatial); skip: as the output.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    scale: Tensor | None
+    P: Tensor | None
+    U: nn.Parameter | None
+
+    def __init__(
+        self,
+        geometry: dict[str, Any],
+        weight: list[int],
+        *,
+        bias: bool = True,
+        scale: bool = False,
+        rank: int = 0,
+        act: dict[str, Any] | None = None,
+        form: str = "merged",
+    ) -> None:
+        super().__init__()
+        self.geo = Geometry.of(geometry)
+        self.rank, self.form = rank, form
+        self.captures = False  # keep dL/dq in `gq` for a replay (MemFLoRA-SG)
+        self.gq: Tensor | None = None
+        self.plain = False  # plain autograd on the same formula: the reference of every check
+        out = weight[1] * self.geo.groups if self.geo.transposed else weight[0]
+        self.out_channels = out
+        self.in_channels = weight[0] if self.geo.transposed else weight[1] * self.geo.groups
+        self.register_buffer("weight", torch.zeros(weight))
+        self.register_buffer("bias", torch.zeros(out) if bias else None)
+        self.register_buffer("scale", torch.ones(out) if scale else None)
+        self.register_buffer("P", None)
+        self.register_parameter("U", None)
+        self.act: nn.Module | None = None
+        self.gate: Gate | None = None
+        if rank:
+            self._allocate(rank)
+        if act is not None:
+            self.set_activation(ACTIVATIONS[act["name"]](**act["options"]))
+
+    def _allocate(self, rank: int) -> Tensor:
+        g, k, like = self.geo.groups, list(self.geo.kernel), self.weight
+        self.rank = rank
+        size = [rank, self.out_channels // g] if self.geo.transposed else [rank]
+        size = [g, *size, *k] if self.geo.transposed else [self.out_channels, rank, *k]
+        p = like.new_zeros(g, rank, self.in_channels // g)
+        self.register_buffer("P", p)
+        self.U = nn.Parameter(like.new_zeros(size))
+        return p
+
+    def adapt(self, rank: int, generator: torch.Generator, projection: str = "normal") -> None:
+        """Add an adapter: P by PROJECTIONS, frozen; U = 0, trained (MemFLoRA eq. 5)."""
+        p = self._allocate(rank)
+        draw = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+        p.copy_(PROJECTIONS[projection](draw))
+
+    def set_activation(self, act: nn.Module) -> None:
+        """Let this site end in `act`, which must be gateable by one bit an element."""
+        gate = gate_of(act)
+        if isinstance(gate, str):
+            raise ValueError(gate)
+        options = activation_options(act)
+        self.act, self.gate = ACTIVATIONS[type(act).__name__](**options, inplace=True), gate
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments as plain data."""
+        act = self.act
+        return {
+            "geometry": self.geo.config(),
+            "weight": list(self.weight.shape),
+            "bias": self.bias is not None,
+            "scale": self.scale is not None,
+            "rank": self.rank,
+            "act": act and {"name": type(act).__name__, "options": activation_options(act)},
+            "form": self.form,
+        }
+
+    def axes(self) -> dict[str, tuple[int, set[int]]]:
+        """Tensor -> its rank axis and its width axes."""
+        return {"P": (1, {2}), "U": (1, {2} if self.geo.transposed else {0})}
+
+    def extra_repr(self) -> str:
+        """What a reader of the graph wants to know."""
+        site = f"{self.in_channels}, {self.out_channels}, kernel={self.geo.kernel}"
+        return site + f", stride={self.geo.stride}, groups={self.geo.groups}, rank={self.rank}"
+
+    def groups(self, x: Tensor) -> int:
+        """Groups; a depthwise conv asks its input, so that a symbolic width stays symbolic."""
+        return x.shape[1] if self.geo.groups == self.in_channels > 1 else self.geo.groups
+
+    def merged(self, dtype: torch.dtype) -> Tensor:
+        """weight + scale*(U o P), the weight that the site computes with."""
+        return _merged(self.weight, self.U, self.P, self.scale, self.geo).to(dtype)
+
+    def forward(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
+        """x (B, I, *spatial), skip broadcastable with the output -> (B, O, *spatial')."""
+        if x.dim() == len(self.geo.kernel) + 1:
+            skip = skip[None] if skip is not None and skip.dim() == x.dim() else skip
+            return self.forward(x[None], skip)[0]
+        device = x.device.type
+        if device == "meta" or not torch.is_autocast_enabled(device):
+            return self._run(x, skip)
+        if x.dtype != torch.float64:
+            x = x.to(torch.get_autocast_dtype(device))
+        with torch.autocast(device, enabled=False):
+            return self._run(x, skip)
+
+    def _run(self, x: Tensor, skip: Tensor | None) -> Tensor:
+        if self.plain:
+            z = self.value(x, self.merged(x.dtype))
+            z = z if skip is None else z + skip
+            return z if self.act is None else _outofplace(self.act)(z)
+        if not torch.is_grad_enabled():
+            z = _add(self.value(x, self.merged(x.dtype)), skip)
+            return z if self.act is None else self.act(z)
+        args = (x, skip, self.U, self.weight, self.P, self.scale, self)
+        return _Site.apply(*args)  # type: ignore[no-any-return,no-untyped-call]
+
+    def value(self, x: Tensor, w: Tensor) -> Tensor:
+        """conv(pad(x), w) + bias."""
+        return conv(pad(x, self.geo), w, _cast(self.bias, x), self.geo, self.groups(x))
+
+
+def activation_options(act: nn.Module) -> dict[str, Any]:
+    """Constructor arguments of a gateable activation, in-place flag apart."""
+    names = {
+        nn.Hardtanh: ("min_val", "max_val"),
+        nn.LeakyReLU: ("negative_slope",),
+        nn.Threshold: ("threshold", "value"),
+    }
+    return {n: getattr(act, n) for n in names.get(type(act), ())}
+
+
+def _outofplace(act: nn.Module) -> nn.Module:
+    return ACTIVATIONS[type(act).__name__](**activation_options(act))
+
+
+def _cast(t: Tensor | None, like: Tensor) -> Tensor | None:
+    return None if t is None else t.to(like.dtype)
+
+
+def _add(z: Tensor, skip: Tensor | None) -> Tensor:
+    """z + skip, into z where it fits."""
+    if isinstance(skip, Tensor):
+        return z.add_(skip) if skip.shape == z.shape and skip.dtype == z.dtype else z + skip
+    return z if skip is None else z + skip
+
+
+def _no_autocast(device: str) -> AbstractContextManager[Any]:
+    """Gradients in the dtypes of the forward pass, even if backward() is called under autocast."""
+    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
+
+
+def _merged(w: Tensor, u: Tensor | None, p: Tensor | None, scale: Tensor | None, geo: Geometry) -> Tensor:
+    return w if u is None or p is None else merge(w, u, p, scale, geo)
+
+
+class _Site(torch.autograd.Function):
+    """FusedConv with its own backward; keeps q and the packed gate.
+
+    All tensors come by argument, none from the module: autograd then sees what was written since,
+    and functional_call works.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        skip: Tensor | None,
+        up: Tensor | None,
+        weight: Tensor,
+        down: Tensor | None,
+        scale: Tensor | None,
+        site: FusedConv,
+    ) -> Tensor:
+        ctx.geo, ctx.gate, ctx.groups = site.geo, site.gate, site.groups(x)
+        ctx.site = site if site.captures else None
+        z = site.value(x, _merged(weight, up, down, scale, site.geo).to(x.dtype))
+        ctx.conv_shape, ctx.x_shape, ctx.dtype = z.shape, x.shape, x.dtype
+        q = project(x, down, site.geo) if down is not None and ctx.needs_input_grad[2] else None
+        z = _add(z, skip)
+        packed = None
+        if site.gate is not None and any(ctx.needs_input_grad[:3]):
+            ctx.layout = layout_of(z)
+            packed = pack_gate(z, site.gate.lo, site.gate.hi, site.gate.closed)
+        if site.act is not None:
+            z = site.act(z)
+        ctx.skip_shape = skip.shape if isinstance(skip, Tensor) else None
+        ctx.save_for_backward(weight, down, up, scale, q, packed)
+        return z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        weight, down, up, scale, q, packed = ctx.saved_tensors
+        if packed is not None:
+            g = apply_gate(g, packed, ctx.layout, ctx.gate.inside, ctx.gate.outside)
+        gskip = g.sum_to_size(ctx.skip_shape) if ctx.needs_input_grad[1] else None
+        if g.shape != ctx.conv_shape:
+            g = g.sum_to_size(ctx.conv_shape)
+        g, geo = g.to(ctx.dtype), ctx.geo
+        with _no_autocast(g.device.type):
+            gu = None if q is None else up_grad(g, q, up, scale, geo)
+            if q is not None and ctx.site is not None:
+                ctx.site.gq = q_grad(g, q, up, scale, geo)
+            del q, packed
+            if not ctx.needs_input_grad[0]:
+                return None, gskip, gu, None, None, None, None
+            w = _merged(weight, up, down, scale, geo).to(g.dtype)
+            gx = unpad(conv_input_grad(g, w, padded_size(ctx.x_shape, geo), geo, ctx.groups), geo)
+        return gx, gskip, gu, None, None, None, None
+
+
+class ChannelAffine(nn.Module):
+    """y = x*scale + bias per channel: an eval BatchNorm that keeps nothing of its input.
+
+    x: (B, C, *spatial); scale, bias: (C,), frozen.
+    """
+
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.register_buffer("scale", torch.ones(channels))
+        self.register_buffer("bias", torch.zeros(channels))
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments as plain data."""
+        return {"channels": self.channels}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale and shift each channel."""
+        view = (-1, *[1] * (x.dim() - 2))
+        scale, bias = self.scale.to(x.dtype).reshape(view), self.bias.to(x.dtype).reshape(view)
+        return (x * scale).add_(bias)

@@ -1,0 +1,234 @@
+"""Convolution geometry: one description for 1-D, 2-D, 3-D and transposed convs, and its maps.
+
+    z = conv(pad(x), W) + b          W (O, I/g, *k), transposed: (I, O/g, *k)
+
+Everything here is linear in x, so each map has an exact adjoint written beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+Pads = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where a convolution reads; `padding` is (before, after) for each spatial axis."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Pads
+    mode: str  # zeros, reflect, replicate, circular
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+
+    @property
+    def native(self) -> bool:
+        """Whether the conv kernel can pad by itself, or need not pad."""
+        if all(p == (0, 0) for p in self.padding):
+            return True
+        return self.mode == "zeros" and all(lo == hi for lo, hi in self.padding)
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether each output position reads the input position of the same number."""
+        return (
+            all(k == 1 for k in self.kernel)
+            and all(s == 1 for s in self.stride)
+            and all(p == (0, 0) for p in self.padding)
+            and not any(self.output_padding)
+        )
+
+    @property
+    def sampled(self) -> bool:
+        """A strided 1x1 conv reads only every stride-th position: nothing else is worth keeping."""
+        return (
+            not self.transposed
+            and all(k == 1 for k in self.kernel)
+            and all(p == (0, 0) for p in self.padding)
+            and any(s > 1 for s in self.stride)
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Plain data from which `Geometry.of` rebuilds this."""
+        return {
+            "kernel": list(self.kernel),
+            "stride": list(self.stride),
+            "padding": [list(p) for p in self.padding],
+            "mode": self.mode,
+            "dilation": list(self.dilation),
+            "groups": self.groups,
+            "transposed": self.transposed,
+            "output_padding": list(self.output_padding),
+        }
+
+    @staticmethod
+    def of(config: dict[str, Any]) -> "Geometry":
+        """The inverse of `config`; ValueError for what no convolution has."""
+        positive = [*config["kernel"], *config["stride"], *config["dilation"], config["groups"]]
+        most = zip(config["output_padding"], config["stride"], config["dilation"], strict=True)
+        if any(type(n) is not int or n < 1 for n in positive):
+            raise ValueError("kernel, stride, dilation and groups are positive")
+        if any(type(n) is not int or not 0 <= n < max(s, d) for n, s, d in most):
+            raise ValueError("output_padding is smaller than stride or dilation")
+        return Geometry(
+            kernel=tuple(config["kernel"]),
+            stride=tuple(config["stride"]),
+            padding=tuple((int(lo), int(hi)) for lo, hi in config["padding"]),
+            mode=config["mode"],
+            dilation=tuple(config["dilation"]),
+            groups=config["groups"],
+            transposed=config["transposed"],
+            output_padding=tuple(config["output_padding"]),
+        )
+
+
+def geometry_of(conv: nn.Module) -> Geometry:
+    """The geometry of an nn.ConvNd or nn.ConvTransposeNd, string paddings resolved."""
+    c: Any = conv
+    kernel, dilation = tuple(c.kernel_size), tuple(c.dilation)
+    if c.padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        padding = tuple((t // 2, t - t // 2) for t in total)
+    elif c.padding == "valid":
+        padding = tuple((0, 0) for _ in kernel)
+    else:
+        padding = tuple((p, p) for p in c.padding)
+    transposed = isinstance(conv, TRANSPOSED)
+    return Geometry(
+        kernel,
+        tuple(c.stride),
+        padding,
+        c.padding_mode,
+        dilation,
+        c.groups,
+        transposed,
+        tuple(c.output_padding) if transposed else tuple(0 for _ in kernel),
+    )
+
+
+def _flat(padding: Pads) -> list[int]:
+    """F.pad's order: last axis first."""
+    return [p for pair in reversed(padding) for p in pair]
+
+
+def pad(x: Tensor, geo: Geometry) -> Tensor:
+    """x with the padding that the conv kernel cannot do by itself."""
+    if geo.native:
+        return x
+    return F.pad(x, _flat(geo.padding), "constant" if geo.mode == "zeros" else geo.mode)
+
+
+def padded_size(shape: Sequence[int], geo: Geometry) -> list[int]:
+    """Spatial sizes of pad(x, geo) for an x of this shape."""
+    sizes = list(shape[2:])
+    if geo.native:
+        return sizes
+    return [n + lo + hi for n, (lo, hi) in zip(sizes, geo.padding, strict=True)]
+
+
+def out_size(shape: Sequence[int], geo: Geometry) -> list[int]:
+    """Spatial sizes of the convolution of an x of this shape."""
+    sizes = []
+    for i, n in enumerate(shape[2:]):
+        (lo, hi), k, s, d = geo.padding[i], geo.kernel[i], geo.stride[i], geo.dilation[i]
+        if geo.transposed:
+            sizes.append((n - 1) * s - lo - hi + d * (k - 1) + 1 + geo.output_padding[i])
+        else:
+            sizes.append((n + lo + hi - d * (k - 1) - 1) // s + 1)
+    return sizes
+
+
+def unpad(g: Tensor, geo: Geometry) -> Tensor:
+    """Adjoint of `pad`: the gradient of the padded map, folded back onto the map."""
+    if geo.native:
+        return g
+    for i, (lo, hi) in enumerate(geo.padding):
+        g = _fold_axis(g, g.dim() - len(geo.padding) + i, lo, hi, geo.mode)
+    return g
+
+
+def _fold_axis(g: Tensor, axis: int, lo: int, hi: int, mode: str) -> Tensor:
+    if lo == 0 and hi == 0:
+        return g
+    n = g.shape[axis] - lo - hi
+    core = g.narrow(axis, lo, n)
+    if mode == "zeros":
+        return core
+    core = core.clone()
+    head, tail = g.narrow(axis, 0, lo), g.narrow(axis, lo + n, hi)
+    if mode == "circular":
+        core.narrow(axis, n - lo, lo).add_(head)
+        core.narrow(axis, 0, hi).add_(tail)
+    elif mode == "replicate":
+        core.narrow(axis, 0, 1).add_(head.sum(axis, keepdim=True))
+        core.narrow(axis, n - 1, 1).add_(tail.sum(axis, keepdim=True))
+    else:  # reflect: the edge itself is not repeated
+        core.narrow(axis, 1, lo).add_(head.flip(axis))
+        core.narrow(axis, n - 1 - hi, hi).add_(tail.flip(axis))
+    return core
+
+
+def _native_padding(geo: Geometry) -> list[int]:
+    return [lo for lo, _ in geo.padding] if geo.native else [0] * len(geo.kernel)
+
+
+def conv(x: Tensor, w: Tensor, b: Tensor | None, geo: Geometry, groups: int) -> Tensor:
+    """The convolution of an already padded x."""
+    return torch.convolution(
+        x,
+        w,
+        b,
+        list(geo.stride),
+        _native_padding(geo),
+        list(geo.dilation),
+        geo.transposed,
+        list(geo.output_padding),
+        groups,
+    )
+
+
+def conv_input_grad(g: Tensor, w: Tensor, size: Sequence[int], geo: Geometry, groups: int) -> Tensor:
+    """Gradient of the padded input of spatial `size`.
+
+    Taken as a convolution of its own: `convolution_backward` would materialise a stand-in for x.
+    """
+    padding, stride, dilation = _native_padding(geo), list(geo.stride), list(geo.dilation)
+    none = [0] * len(geo.kernel)
+    if geo.transposed:
+        gx = torch.convolution(g, w, None, stride, padding, dilation, False, none, groups)
+        for axis, n in enumerate(size):
+            gx = gx if gx.shape[2 + axis] == n else gx.narrow(2 + axis, 0, n)
+        return gx
+    out = [
+        n - ((g.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (k - 1) + 1)
+        for i, (n, k) in enumerate(zip(size, geo.kernel, strict=True))
+    ]
+    return torch.convolution(g, w, None, stride, padding, dilation, True, out, groups)
+
+
+def conv_weight_grad(g: Tensor, x: Tensor, w: Tensor, geo: Geometry, groups: int) -> Tensor:
+    """Gradient of a weight shaped like w, for an already padded x."""
+    grads = torch.ops.aten.convolution_backward(
+        g,
+        x,
+        w,
+        None,
+        list(geo.stride),
+        _native_padding(geo),
+        list(geo.dilation),
+        geo.transposed,
+        list(geo.output_padding),
+        groups,
+        [False, True, False],
+    )
+    return grads[1]  # type: ignore[no-any-return]

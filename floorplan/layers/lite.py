@@ -1,0 +1,215 @@
+"""TinyTL's layers: the lite residual beside a block, and frozen layers that train their biases alone.
+
+    y = block(x) + up(lite(x))         lite: AvgPool2d(2) -> conv 5x5, 2 groups -> GroupNorm -> ReLU
+                                             -> conv 1x1 -> GroupNorm, weight U and bias B start at 0
+    y = act(a*conv(x, W) + beta - a*mean)      TinySite: keeps a byte an element and a, never x
+    y = conv(x, W) + bias                      FrozenConv: keeps nothing
+
+TinyTL (arXiv 2007.11622) as the MemFLoRA paper runs it. The byte is the published form; one bit would do.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from floorplan.layers.activations import Gate
+from floorplan.layers.adapter import Adapter, as_conv_starts
+from floorplan.layers.geometry import Geometry, conv, conv_input_grad, pad, padded_size, unpad
+from floorplan.layers.paper import PaperSite, per_channel
+
+KERNEL = 5
+EPS = 1e-5
+
+
+def divisor(channels: int, most: int) -> int:
+    """The largest divisor of `channels` that is at most `most`; at least 1."""
+    return next(g for g in range(max(most, 1), 0, -1) if channels % g == 0)
+
+
+class LiteResidual(Adapter):
+    """The lite branch of a block: x (B, I, H, W) -> (B, O, H', W'), the size of the block's output y.
+
+    All of it trains. y is read for its size alone.
+    """
+
+    rank = 1  # an adapter, though it has no bottleneck
+    inplace = False  # its result is a new tensor
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.inputs, self.outputs = inputs, outputs
+        self.groups = divisor(inputs, 2)
+        self.wide = nn.Parameter(torch.zeros(inputs, inputs // self.groups, KERNEL, KERNEL))
+        self.weight, self.bias = nn.Parameter(torch.ones(inputs)), nn.Parameter(torch.zeros(inputs))
+        self.point = nn.Parameter(torch.zeros(outputs, inputs, 1, 1))
+        self.U, self.B = nn.Parameter(torch.zeros(outputs)), nn.Parameter(torch.zeros(outputs))
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments as plain data."""
+        return {"inputs": self.inputs, "outputs": self.outputs}
+
+    def axes(self) -> dict[str, tuple[int, set[int]]]:
+        """No tensor has a rank axis."""
+        return {}
+
+    def extra_repr(self) -> str:
+        """What a reader of the graph wants to know."""
+        return f"{self.inputs}, {self.outputs}"
+
+    def start(self, generator: torch.Generator) -> None:
+        """The convs as nn.Conv2d is initialised; the output norm at zero, so that nothing is added."""
+        with torch.no_grad():
+            for w in (self.wide, self.point):
+                w.copy_(as_conv_starts(w.shape, generator))
+            self.U.zero_()
+            self.B.zero_()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """What is to be added to y."""
+        if x.dim() == 3:
+            return self.forward(x[None], y[None])[0]
+        halves = [2 if n > 1 else 1 for n in x.shape[2:]]
+        z = F.avg_pool2d(x, halves, halves, ceil_mode=True)
+        z = F.conv2d(z, self.wide, padding=KERNEL // 2, groups=self.groups)
+        z = _group_norm(z, self.weight, self.bias, self.inputs)
+        z = F.conv2d(F.relu(z, inplace=True), self.point)
+        z = _group_norm(z, self.U, self.B, self.outputs)
+        if z.shape[2:] == y.shape[2:]:
+            return z
+        return F.interpolate(z, size=y.shape[2:], mode="bilinear", align_corners=False)
+
+
+def _group_norm(z: Tensor, weight: Tensor, bias: Tensor, channels: int) -> Tensor:
+    """GroupNorm with eight channels a group, or more where eight do not divide."""
+    # F.group_norm asks for more than one value a group, which would be a guard on the sizes.
+    return torch.group_norm(z, divisor(channels, channels // 8), weight, bias, EPS)
+
+
+class FrozenConv(nn.Module):
+    """conv(x, W) + bias, W frozen, the bias trained: keeps nothing of x. x: (B, I, *spatial)."""
+
+    inplace = False
+    weight: Tensor
+
+    def __init__(self, geometry: dict[str, Any], weight: list[int], bias: bool = False) -> None:
+        super().__init__()
+        self.geo = Geometry.of(geometry)
+        out = weight[1] * self.geo.groups if self.geo.transposed else weight[0]
+        self.register_buffer("weight", torch.zeros(weight))
+        self.bias = nn.Parameter(torch.zeros(out)) if bias else None
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments as plain data."""
+        return {"geometry": self.geo.config(), "weight": list(self.weight.shape), "bias": self.bias is not None}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, *spatial) -> (B, O, *spatial')."""
+        return _Frozen.apply(x, self.weight, self.bias, self.geo)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _Frozen(torch.autograd.Function):
+    """conv(pad(x), w) + b with gradients of x and b alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geo: Geometry) -> Tensor:
+        ctx.geo, ctx.x_shape = geo, x.shape
+        ctx.save_for_backward(w)
+        return conv(pad(x, geo), w, b, geo, geo.groups)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (w,), geo, gx = ctx.saved_tensors, ctx.geo, None
+        gb = g.sum((0, *range(2, g.dim()))) if ctx.needs_input_grad[2] else None
+        if ctx.needs_input_grad[0]:
+            size = padded_size(ctx.x_shape, geo)
+            gx = unpad(conv_input_grad(g, w, size, geo, geo.groups), geo)
+        return gx, None, gb, None
+
+
+class TinySite(PaperSite):
+    """act(bn(conv(x, W) + bias)) by the running statistics; beta and bias train, all else is frozen.
+
+    Keeps one byte an element of the result (with an activation) and the scale a. No conv: a BatchNorm.
+    """
+
+    inplace = False
+    beta: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        channels: int,
+        geometry: dict[str, Any] | None = None,
+        weight: list[int] | None = None,
+        *,
+        bias: bool = False,
+        eps: float = EPS,
+        act: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(channels, geometry, weight, eps=eps, act=act)
+        del self.beta, self.bias
+        self.beta = nn.Parameter(torch.zeros(channels))
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments as plain data."""
+        return {k: v for k, v in super().config().items() if k != "rank"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, *spatial) -> (B, O, *spatial')."""
+        a = self.gamma * torch.rsqrt(self.var + self.eps)
+        b = self.beta - a * self.mean
+        if self.plain:
+            return self._plain(x, a, b, None, None)
+        b = b if self.bias is None else b + a * self.bias
+        return _Tiny.apply(x, self.weight, a, b, self)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _mask(z: Tensor, gate: Gate) -> Tensor:
+    """A byte an element: lo < z < hi."""
+    mask = z >= gate.lo if gate.closed else z > gate.lo
+    if gate.hi != math.inf:
+        mask &= z <= gate.hi if gate.closed else z < gate.hi
+    return mask
+
+
+class _Tiny(torch.autograd.Function):
+    """TinySite with its own backward; keeps the mask and a."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor | None, a: Tensor, b: Tensor, site: TinySite) -> Tensor:
+        ctx.geo, ctx.gate, ctx.x_shape = site.geo, site.gate, x.shape
+        wide = per_channel(a, x.dim())
+        if w is None or site.geo is None:
+            z = x * wide
+        else:
+            z = conv(pad(x, site.geo), w, None, site.geo, site.geo.groups).mul_(wide)
+        z = z.add_(per_channel(b, z.dim()))
+        mask = None
+        if isinstance(site.gate, Gate) and any(ctx.needs_input_grad):
+            mask = _mask(z, site.gate)
+        ctx.save_for_backward(w, a, mask)
+        return z if site.act is None else site.act(z)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        w, a, mask = ctx.saved_tensors
+        geo, gate = ctx.geo, ctx.gate
+        if mask is not None:
+            inside = g if gate.inside == 1 else g * gate.inside
+            g = torch.where(mask, inside, g * gate.outside if gate.outside else g.new_zeros(()))
+        del mask
+        gb = g.sum((0, *range(2, g.dim()))) if ctx.needs_input_grad[3] else None
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, gb, None
+        g = g * per_channel(a, g.dim())
+        if w is None:
+            return g, None, None, gb, None
+        gx = conv_input_grad(g, w, padded_size(ctx.x_shape, geo), geo, geo.groups)
+        return unpad(gx, geo), None, None, gb, None

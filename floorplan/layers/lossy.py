@@ -1,0 +1,217 @@
+"""LOSSY: smooth activations that keep a few bits of their derivative. Never used unless asked for.
+
+    y  = act(z)               exact
+    gz = g * level(z)         level: the nearest of 2**bits values to act'(z);  keeps its number, `bits` bits
+
+What is returned for the gradient differs from the true one by at most `error_bound` times |g|. The levels
+are the best for z drawn from N(0, 1) ("normal") or those of the smallest bound ("minimax"); where the
+nearest level changes, the edges in z, is found by bisection, so the forward only compares.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from floorplan.cost_models import levels as fit_levels
+from floorplan.cost_models.levels import Floats
+from floorplan.layers.bits import CPU_SEGMENT, SEGMENT, _flat, _format, _pack_torch, _unpack_torch, layout_of
+from floorplan.layers.smooth import DERIVATIVES, options_of
+
+FITS = ("normal", "minimax")
+_STORED = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
+_SAMPLE = 1024  # quantiles of N(0, 1) that the levels are fitted to
+_ROUNDING = 2.0**-18  # what float32 may add to the error of a level
+
+
+@dataclass(frozen=True)
+class Table:
+    """z <= edges[0] has levels[codes[0]], z in (edges[i-1], edges[i]] has levels[codes[i]]."""
+
+    edges: tuple[float, ...]
+    codes: tuple[int, ...]
+    levels: tuple[float, ...]
+    error_bound: float  # most that a level differs from the derivative
+
+
+@cache
+def table(name: str, options: tuple[tuple[str, Any], ...], bits: int, fit: str, single: bool) -> Table:
+    """The levels of an activation's derivative and where they change; `single`: edges are float32 numbers."""
+    derivative, reach, jumps = DERIVATIVES[name](**dict(options))
+    kind = np.float32 if single else np.float64
+    grid = _grid(reach, jumps, kind)
+    values = derivative(grid)
+    low, high = float(values.min()), float(values.max())
+    if fit == "minimax":
+        levels = fit_levels.minimax(low, high, 2**bits)
+    else:
+        normal = NormalDist()
+        z = np.array([normal.inv_cdf((i + 0.5) / _SAMPLE) for i in range(_SAMPLE)])
+        levels = fit_levels.least_squares(derivative(z), 2**bits)
+    between = (levels[1:] + levels[:-1]) / 2
+
+    def nearest(z: Floats) -> Any:
+        return np.searchsorted(between, derivative(z))
+
+    edges = _edges(nearest, grid, kind)
+    inside = [edges[0] - 1.0, *(edges[:-1] + edges[1:]) / 2, edges[-1] + 1.0] if len(edges) else [0.0]
+    bound = fit_levels.largest_error(levels, low, high) + _ROUNDING
+    codes = tuple(int(c) for c in nearest(np.array(inside)))
+    return Table(tuple(map(float, edges)), codes, tuple(map(float, levels)), bound)
+
+
+def _grid(reach: float, jumps: tuple[float, ...], kind: Any) -> Floats:
+    """Numbers of type `kind` so close that a level is never skipped; every jump lies between neighbours."""
+    even = np.linspace(-1.0, 1.0, 8001)
+    at = np.array(jumps, dtype=kind)
+    around = [at, np.nextafter(at, kind(-np.inf)), np.nextafter(at, kind(np.inf))]
+    return np.unique(np.concatenate([(even * reach).astype(kind), even.astype(kind), *around])).astype(np.float64)
+
+
+def _edges(nearest: Callable[[Floats], Any], grid: Floats, kind: Any) -> Floats:
+    """Every last number of type `kind` before the nearest level changes."""
+    lo = grid.astype(kind)
+    changes = np.nonzero(np.diff(nearest(lo.astype(np.float64))))[0]
+    lo, hi = lo[changes], lo[changes + 1]
+    first = nearest(lo.astype(np.float64))
+    while True:
+        middle = ((lo.astype(np.float64) + hi.astype(np.float64)) / 2).astype(kind)
+        open_ = (middle > lo) & (middle < hi)
+        if not open_.any():
+            return np.unique(lo).astype(np.float64)
+        same = nearest(middle.astype(np.float64)) == first
+        lo, hi = np.where(open_ & same, middle, lo), np.where(open_ & ~same, middle, hi)
+
+
+@torch.library.custom_op("floorplan::pack_levels", mutates_args=())
+def pack_levels(z: Tensor, edges: list[float], codes: list[int], bits: int) -> Tensor:
+    """Numbers of the levels of z, any shape -> uint8 (ceil(numel*bits/8),), in z's memory order."""
+    layout = layout_of(z)
+    flat = _flat(z.detach().contiguous(memory_format=_format(z, layout)), layout)
+    out = torch.empty((flat.numel() * bits + 7) // 8, dtype=torch.uint8, device=z.device)
+    step = CPU_SEGMENT if z.device.type == "cpu" else SEGMENT
+    kind = torch.float64 if z.dtype == torch.float64 else torch.float32
+    bounds = torch.tensor(edges, dtype=kind, device=z.device)
+    numbers = torch.tensor(codes, dtype=torch.uint8, device=z.device)
+    for i in range(0, flat.numel(), step):
+        found = numbers[torch.bucketize(flat[i : i + step].to(kind), bounds, out_int32=True)]
+        out[i * bits // 8 : (i * bits + found.numel() * bits + 7) // 8] = _pack_torch(found, bits)
+    return out
+
+
+@pack_levels.register_fake
+def _(z: Tensor, edges: list[float], codes: list[int], bits: int) -> Tensor:
+    return torch.empty((z.numel() * bits + 7) // 8, dtype=torch.uint8, device=z.device)
+
+
+@torch.library.custom_op("floorplan::apply_levels", mutates_args=())
+def apply_levels(g: Tensor, packed: Tensor, levels: list[float], bits: int, layout: int) -> Tensor:
+    """A new tensor like g, dense in `layout`: g times the level whose number is packed."""
+    source = g.detach().contiguous(memory_format=_format(g, layout))
+    aligned = source.data_ptr() == g.data_ptr()
+    out = torch.empty_like(source) if aligned else source
+    given, into = _flat(source, layout), _flat(out, layout)
+    step = CPU_SEGMENT if g.device.type == "cpu" else SEGMENT
+    factors = torch.tensor(levels, dtype=g.dtype, device=g.device)
+    for i in range(0, given.numel(), step):
+        part = given[i : i + step]
+        bytes_ = packed[i * bits // 8 : (i * bits + part.numel() * bits + 7) // 8]
+        found = _unpack_torch(bytes_, part.numel(), bits)
+        torch.mul(part, factors[found.int()], out=into[i : i + step])
+    return out
+
+
+@apply_levels.register_fake
+def _(g: Tensor, packed: Tensor, levels: list[float], bits: int, layout: int) -> Tensor:
+    return torch.empty_like(g, memory_format=_format(g, layout))
+
+
+class LossyActivation(nn.Module):
+    """LOSSY: nn.`name`, exact forward, whose gradient is g times one of 2**bits levels. Any shape."""
+
+    def __init__(self, name: str, bits: int, options: dict[str, Any] | None = None, fit: str = "normal") -> None:
+        super().__init__()
+        if name not in DERIVATIVES:
+            raise ValueError(f"LossyActivation: {name} is not known; use one of {', '.join(DERIVATIVES)}")
+        if isinstance(bits, bool) or bits not in _STORED:
+            raise ValueError(f"LossyActivation: {bits} bits; use 1 to 8")
+        if fit not in FITS:
+            raise ValueError(f"LossyActivation: fit {fit} is not known; use {' or '.join(FITS)}")
+        self.name, self.bits, self.options, self.fit = name, bits, dict(options or {}), fit
+        self.act = getattr(nn, name)(**self.options)
+
+    @classmethod
+    def of(cls, module: nn.Module, bits: int, fit: str = "normal") -> "LossyActivation":
+        """The lossy twin of an activation; ValueError with the reason if it has none."""
+        if why := lossy_refusal(module):
+            raise ValueError(why)
+        return cls(type(module).__name__, bits, options_of(module), fit).train(module.training)
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments as plain data."""
+        return {"name": self.name, "bits": self.bits, "options": dict(self.options), "fit": self.fit}
+
+    def table(self, dtype: torch.dtype) -> Table:
+        """Edges and levels for inputs of this dtype."""
+        single = dtype != torch.float64
+        return table(self.name, tuple(sorted(self.options.items())), self.bits, self.fit, single)
+
+    @property
+    def stored_bits(self) -> int:
+        """Bits an element that are kept: 3 take the room of 4, 5 to 7 that of 8."""
+        return _STORED[self.bits]
+
+    @property
+    def error_bound(self) -> float:
+        """Most that the gradient may differ from the true one, as a share of the incoming one."""
+        return self.table(torch.float32).error_bound
+
+    def extra_repr(self) -> str:
+        """That it is lossy, and by how much."""
+        room = f" (stored as {self.stored_bits})" if self.stored_bits != self.bits else ""
+        return f"LOSSY gradient, bits={self.bits}{room}, |error| <= {self.error_bound:.4g} |g|, fit={self.fit}"
+
+    def forward(self, z: Tensor) -> Tensor:
+        """act(z), out of place."""
+        if not (torch.is_grad_enabled() and z.requires_grad):
+            return self.act(z)  # type: ignore[no-any-return]
+        return _Lossy.apply(z, self)  # type: ignore[no-any-return,no-untyped-call]
+
+    def level(self, z: Tensor) -> Tensor:
+        """The level that stands for act'(z), in z's dtype."""
+        t = self.table(z.dtype)
+        wide = z if z.dtype == torch.float64 else z.float()
+        edges = torch.tensor(t.edges, dtype=wide.dtype, device=z.device)
+        levels = torch.tensor(t.levels, dtype=z.dtype, device=z.device)
+        return levels[torch.tensor(t.codes, device=z.device)[torch.bucketize(wide.contiguous(), edges)]]
+
+
+def lossy_refusal(module: nn.Module) -> str:
+    """Why LossyActivation cannot stand for `module`; "" if it can."""
+    name = type(module).__name__
+    if getattr(nn, name, None) is type(module) and name in DERIVATIVES:
+        return ""
+    return f"{name} has no few-bit derivative; known are {', '.join(DERIVATIVES)}"
+
+
+class _Lossy(torch.autograd.Function):
+    """act(z) that keeps the numbers of the levels of its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, layer: LossyActivation) -> Tensor:
+        t = layer.table(z.dtype)
+        ctx.layout, ctx.bits, ctx.levels = layout_of(z), layer.stored_bits, list(t.levels)
+        ctx.save_for_backward(pack_levels(z, list(t.edges), list(t.codes), ctx.bits))
+        return layer.act(z)  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (packed,) = ctx.saved_tensors
+        return apply_levels(g, packed, ctx.levels, ctx.bits, ctx.layout), None

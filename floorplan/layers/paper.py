@@ -1,0 +1,164 @@
+"""MemFLoRA's site as published: two branches and the BatchNorm's scale, kept as the paper counts.
+
+    q = conv1x1(x, P)                                   kept, at the resolution of the (padded) input
+    y = act( a*conv(x, W) + b + a*conv(q, U) )          a = gamma/sqrt(var+eps), b = beta - a*mean
+    gate                                                kept, one bit an element; a kept, 4 bytes a channel
+
+MemFLoRA eq. 4-9. `FusedConv` computes the same with one conv and keeps less; this form is there to be
+compared with, and for the paper's tables.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from floorplan.layers.activations import gate_of
+from floorplan.layers.adapter import Adapter
+from floorplan.layers.bits import apply_gate, layout_of, pack_gate
+from floorplan.layers.fused import ACTIVATIONS, activation_options
+from floorplan.layers.geometry import Geometry, conv, conv_input_grad, conv_weight_grad, pad, padded_size, unpad
+
+
+def per_channel(t: Tensor, dims: int) -> Tensor:
+    """(C,) as (1, C, 1…) for a map of `dims` dimensions."""
+    return t.reshape(1, -1, *[1] * (dims - 2))
+
+
+class PaperSite(Adapter):
+    """act(bn(conv(x, W) + conv(conv1x1(x, P), U))), eval-mode BatchNorm, ungrouped adapters.
+
+    rank 0: a frozen site, which keeps its gate and scale alone. No conv (`weight` None): a
+    standalone BatchNorm. x: (B, I, *spatial).
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    gamma: Tensor
+    beta: Tensor
+    mean: Tensor
+    var: Tensor
+    P: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        geometry: dict[str, Any] | None = None,
+        weight: list[int] | None = None,
+        *,
+        bias: bool = False,
+        rank: int = 0,
+        eps: float = 1e-5,
+        act: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels, self.rank, self.eps, self.plain = channels, rank, eps, False
+        self.geo = Geometry.of(geometry) if geometry is not None else None
+        self.register_buffer("weight", None if weight is None else torch.zeros(weight))
+        self.register_buffer("bias", torch.zeros(channels) if bias else None)
+        for name, value in (("gamma", 1.0), ("beta", 0.0), ("mean", 0.0), ("var", 1.0)):
+            self.register_buffer(name, torch.full((channels,), value))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+        if rank and weight is not None:
+            self.register_buffer("P", torch.zeros(rank, weight[1], *[1] * (len(weight) - 2)))
+            self.U = nn.Parameter(torch.zeros(weight[0], rank, *weight[2:]))
+            # The published layer carries a BatchNorm and a shift of q that this form never reads.
+            self.register_buffer("unread", torch.zeros(5, rank))
+            self.register_buffer("unread_batches", torch.zeros((), dtype=torch.int64))
+        self.act = None if act is None else ACTIVATIONS[act["name"]](**act["options"], inplace=True)
+        self.gate = None if self.act is None else gate_of(self.act)
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments as plain data."""
+        act = self.act
+        return {
+            "channels": self.channels,
+            "geometry": None if self.geo is None else self.geo.config(),
+            "weight": None if self.weight is None else list(self.weight.shape),
+            "bias": self.bias is not None,
+            "rank": self.rank,
+            "eps": self.eps,
+            "act": act and {"name": type(act).__name__, "options": activation_options(act)},
+        }
+
+    def axes(self) -> dict[str, tuple[int, set[int]]]:
+        """Tensor -> its rank axis and its width axes."""
+        return {"P": (0, {1}), "U": (1, {0})}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, *spatial) -> (B, O, *spatial')."""
+        a = self.gamma * torch.rsqrt(self.var + self.eps)
+        b = self.beta - a * self.mean
+        up, down = (self.U, self.P) if self.rank else (None, None)
+        if self.plain:
+            return self._plain(x, a, b, up, down)
+        return _Paper.apply(x, up, down, self.weight, a, b, self)  # type: ignore[no-any-return,no-untyped-call]
+
+    def _plain(self, x: Tensor, a: Tensor, b: Tensor, up: Tensor | None, down: Tensor | None) -> Tensor:
+        z = x
+        if self.weight is not None and self.geo is not None:
+            z = conv(pad(x, self.geo), self.weight, self.bias, self.geo, self.geo.groups)
+            if up is not None and down is not None:
+                z = z + conv(pad(_project(x, down), self.geo), up, None, self.geo, 1)
+        z = z * per_channel(a, z.dim()) + per_channel(b, z.dim())
+        return z if self.act is None else self.act(z)
+
+
+def _project(x: Tensor, p: Tensor) -> Tensor:
+    n = x.dim() - 2
+    return torch.convolution(x, p, None, [1] * n, [0] * n, [1] * n, False, [0] * n, 1)
+
+
+def _times(m: Tensor, x: Tensor) -> Tensor:
+    """A 1x1 conv as a matrix product: with so few channels a conv would spend its time on laying x out."""
+    y = torch.bmm(m.expand(x.shape[0], *m.shape), x.flatten(2))
+    return y.view(x.shape[0], m.shape[0], *x.shape[2:])
+
+
+class _Paper(torch.autograd.Function):
+    """PaperSite with its own backward; keeps q, the packed gate and a."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, up: Tensor | None, down: Tensor | None, w: Tensor | None, a: Tensor, b: Tensor, site: Any
+    ) -> Tensor:
+        ctx.geo, ctx.gate, ctx.x_shape = site.geo, site.gate, x.shape
+        q = None
+        if w is None:
+            z = x * per_channel(a, x.dim())
+        else:
+            z = conv(pad(x, site.geo), w, site.bias, site.geo, site.geo.groups)
+            z = z.mul_(per_channel(a, z.dim()))
+            if up is not None and down is not None:
+                q = _times(down.flatten(1), x)
+                d = conv(pad(q, site.geo), up, None, site.geo, 1)
+                z = z.add_(d.mul_(per_channel(a, z.dim())))
+        z = z.add_(per_channel(b, z.dim()))
+        packed, needed = None, any(ctx.needs_input_grad)
+        if site.gate is not None and needed:
+            ctx.layout = layout_of(z)
+            packed = pack_gate(z, site.gate.lo, site.gate.hi, site.gate.closed)
+        z = z if site.act is None else site.act(z)
+        ctx.save_for_backward(w, up, down, a, q if ctx.needs_input_grad[1] else None, packed)
+        return z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        w, up, down, a, q, packed = ctx.saved_tensors
+        geo, gx, gu = ctx.geo, None, None
+        if packed is not None:
+            g = apply_gate(g, packed, ctx.layout, ctx.gate.inside, ctx.gate.outside)
+        g = g * per_channel(a, g.dim())
+        if w is None:
+            return g, None, None, None, None, None, None
+        if q is not None and up is not None:
+            gu = conv_weight_grad(g, pad(q, geo), up, geo, 1)
+        if ctx.needs_input_grad[0]:
+            size = padded_size(ctx.x_shape, geo)
+            gx = unpad(conv_input_grad(g, w, size, geo, geo.groups), geo)
+            if up is not None and down is not None:
+                gq = unpad(conv_input_grad(g, up, size, geo, 1), geo)
+                gx = gx.add_(_times(down.flatten(1).t(), gq))
+        return gx, gu, None, None, None, None, None

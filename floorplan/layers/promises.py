@@ -1,0 +1,216 @@
+"""What a rematerialised graph runs: values that are promised in the forward and computed in the backward.
+
+    k = Keep(x)                      x is kept
+    p = Promise(conv, k)             z = conv(x), if anyone asks: holds k, not z
+    a = Forgetful(silu, z; p)        silu keeps p where it would have kept z
+
+The first to ask for a promise computes it, from values kept and other promises. It then lets these go and
+is held itself only by those who have still to read it, so the usual rules of memory free everything at its
+last use. Results are those of the same calls on the same tensors: the same bits.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from floorplan.errors import FloorplanError
+from floorplan.layers.targets import ATTRIBUTES, function_named, methods
+from floorplan.trees import storage_key, tensors_in
+
+Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
+
+
+def _outer_hooks() -> Hooks | None:
+    """The saved-tensor hooks in force: inner ones replace them, so ours hand on what they let pass."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+class Held:
+    """One tensor kept for the backward, as autograd would keep it: outer hooks see it come and go."""
+
+    def __init__(self, t: Tensor) -> None:
+        hooks = _outer_hooks()
+        self._unpack = hooks[1] if hooks else None
+        self._packed: Any = hooks[0](t.detach()) if hooks else t.detach()
+
+        self._version = t._version
+
+    def value(self) -> Tensor:
+        """The tensor; RuntimeError, as autograd's own, if it has been written to."""
+        if self._unpack is not None:
+            self._packed, self._unpack = self._unpack(self._packed), None
+        elif self._packed._version != self._version:
+            raise RuntimeError(
+                f"a tensor {list(self._packed.shape)} needed for gradient computation has been modified by an "
+                "inplace operation; write it out of place"
+            )
+        return self._packed  # type: ignore[no-any-return]
+
+
+class Promised:
+    """The result of a call that is not kept; computed when first asked for."""
+
+    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._call: tuple[Any, ...] | None = (call, args, kwargs)
+        device = next((t.device.type for t in tensors_in((args, kwargs))), _device((args, kwargs)))
+        self.device = device
+        self._cast = torch.get_autocast_dtype(device) if _autocasts(device) else None
+        self._result: Any = None
+
+    def value(self) -> Any:
+        """What the call returns, without a gradient history; computed once."""
+        if self._call is not None:
+            call, args, kwargs = self._call
+            with torch.no_grad(), self._autocast():
+                self._result = call(*tree_map(_value, args), **tree_map(_value, kwargs))
+            self._call = None  # lets go of what it was computed from
+        return self._result
+
+    def _autocast(self) -> Any:
+        if self.device == "meta":
+            return nullcontext()
+        return torch.autocast(self.device, self._cast, enabled=self._cast is not None)
+
+
+def _autocasts(device: str) -> bool:
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def _device(tree: Any) -> str:
+    """Where the first kept or promised argument lives."""
+    found: list[str] = []
+    tree_map(lambda v: found.append(v.device) if isinstance(v, Promised | Kept) else None, tree)
+    return found[0] if found else "cpu"
+
+
+def _value(v: Any) -> Any:
+    return v.value() if isinstance(v, Promised | Kept) else v
+
+
+class Kept(Held):
+    """A value that promises are computed from."""
+
+    def __init__(self, t: Tensor) -> None:
+        super().__init__(t)
+        self.device = t.device.type
+
+
+class _Slot:
+    """One tensor that a node saves: itself, or a promise and where the tensor lies in it."""
+
+    def __init__(self, t: Tensor) -> None:
+        self.key = storage_key(t)
+        self.size, self.stride, self.offset = t.shape, t.stride(), t.storage_offset()
+        self.tensor: Tensor | None = t
+        self.held: Held | None = None
+        self.promise: Promised | None = None
+
+    def settle(self, promises: dict[int, Promised]) -> None:
+        """Decide, once the node has run and its result is known."""
+        t, self.tensor = self.tensor, None
+        assert t is not None
+        if self.key in promises:
+            self.promise = promises[self.key]
+        else:
+            self.held = Held(t)
+
+    def get(self) -> Tensor:
+        """The tensor, or one of the same bits in the same layout."""
+        if self.held is not None:
+            return self.held.value()
+        if self.promise is None:
+            assert self.tensor is not None
+            return self.tensor
+        t: Tensor = self.promise.value()
+        same = (t.shape, t.stride(), t.storage_offset()) == (self.size, self.stride, self.offset)
+        return t if same else t.as_strided(self.size, self.stride, self.offset)
+
+
+@contextmanager
+def _slots(into: list[_Slot]) -> Iterator[None]:
+    def pack(t: Tensor) -> _Slot:
+        into.append(_Slot(t))
+        return into[-1]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda s: s.get()):
+        yield
+
+
+class Keep(nn.Module):
+    """Keep a tensor for the promises that need it; None where nothing is differentiated."""
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments as plain data."""
+        return {}
+
+    def forward(self, t: Tensor) -> Kept | None:
+        """t: any tensor."""
+        return Kept(t) if torch.is_grad_enabled() else None
+
+
+class _Calling(nn.Module):
+    """Calls a function, a tensor's method, or a module that it is given as the first argument."""
+
+    def __init__(self, kind: str, target: str) -> None:
+        super().__init__()
+        if kind not in ("function", "method", "module"):
+            raise ValueError(f"{type(self).__name__}: kind {kind} is none of function, method, module")
+        if kind == "method" and target not in methods():
+            raise ValueError(f"{type(self).__name__}: {target} is no tensor method that a file may name")
+        self.kind, self.target = kind, target
+        self._called = function_named(target, type(self).__name__) if kind == "function" else None
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments as plain data."""
+        return {"kind": self.kind, "target": self.target}
+
+    def extra_repr(self) -> str:
+        """What it calls."""
+        return f"{self.kind} {self.target}".strip()
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The original call."""
+        if self._called is getattr and args[1] not in ATTRIBUTES:  # a file may ask for anything
+            raise FloorplanError(f"promise of {args[1]}: no attribute that a graph may read; refused")
+        if self._called is not None:
+            return self._called(*args, **kwargs)
+        if self.kind == "method":
+            return getattr(args[0], self.target)(*args[1:], **kwargs)
+        return args[0](*args[1:], **kwargs)
+
+
+class Promise(_Calling):
+    """Make the promise of a call's result."""
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Promised | None:
+        """args, kwargs: of the call, with kept values and promises in the place of tensors."""
+        return Promised(self.call, tuple(args), dict(kwargs)) if torch.is_grad_enabled() else None
+
+
+class Forgetful(_Calling):
+    """Run a call whose backward reads promises in the place of tensors that are not kept."""
+
+    def forward(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: tuple[Tensor, ...],
+        promises: tuple[Promised | None, ...],
+        own: Promised | None = None,
+    ) -> Any:
+        """promises[i] stands for all that is saved of the memory of tensors[i], `own` of the result's."""
+        if not torch.is_grad_enabled():
+            return self.call(*args, **kwargs)
+        slots: list[_Slot] = []
+        with _slots(slots):
+            out = self.call(*args, **kwargs)
+        known = {storage_key(t): p for t, p in zip(tensors, promises, strict=True) if p is not None}
+        if own is not None:
+            known[storage_key(out)] = own
+        for s in slots:
+            s.settle(known)
+        return out

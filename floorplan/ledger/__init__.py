@@ -1,0 +1,1 @@
+"""What one step keeps: fakes, runs, verdict, figures, and the report on them."""

@@ -1,0 +1,250 @@
+"""Predict one graph's step: the symbolic ledger with its proof, and exact figures at the sizes asked for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import sympy
+import torch
+from torch import fx, nn
+
+from floorplan.errors import ReadsValues, TraceError
+from floorplan.graph.copies import clone_structure
+from floorplan.graph.untouched import no_memory
+from floorplan.ledger.criterion import AT_FLOOR, UNPROVEN, Proof, is_workspace, prove
+from floorplan.ledger.fakes import Sizes, concrete_fakes, symbolic_fakes
+from floorplan.ledger.figures import Figures, figures, measure, observe
+from floorplan.ledger.run import Run, run_graph
+from floorplan.ledger.sides import try_other_sides
+from floorplan.trees import tensors_in
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What a graph will keep, predicted without running it."""
+
+    proof: Proof
+    figures: Figures
+    notes: tuple[str, ...]
+
+
+def analyze(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    opaque: Mapping[str, str] | None = None,
+    autocast: torch.dtype | None = None,
+    backward: bool = True,
+    real: nn.Module | None = None,
+) -> Analysis:
+    """Ledger, verdict and figures of `gm` on inputs of these sizes (values are never read).
+
+    real: the module that `gm` was traced from, if it is that whose step is to be predicted.
+    """
+    opaque = opaque or {}
+    own = real is not None and not isinstance(real, fx.GraphModule)
+    gm = _making_constants(gm) if own else gm
+    fakes = concrete_fakes(gm, inputs)
+    state = real if real is not None and own else fakes.gm
+    try:
+        hooked = run_graph(fakes, hooks=True, autocast=autocast)
+    except ReadsValues as e:
+        return _counted(gm, inputs, opaque, autocast, gm if real is None else real, str(e))
+    plain = _own_step(real, inputs, autocast, backward=backward) if own else None
+    try:
+        plain = plain or run_graph(fakes, hooks=False, backward=backward, autocast=autocast)
+    except TraceError as e:
+        raise TraceError(overwritten(gm, inputs) or str(e)) from e
+    exact = figures(state, hooked, plain, list(tensors_in(tuple(inputs))))
+    proof, notes = _proof(gm, inputs, hooked, opaque, autocast)
+    kept = _own_step(real, inputs, autocast, hooks=True) if own else None
+    if kept is not None and (ledger_of(kept) != ledger_of(hooked) or exact.saved_census != exact.saved):
+        exact = figures(state, kept, plain, list(tensors_in(tuple(inputs))))
+        if any(s.hidden for s in kept.saved):
+            proof, notes = _with_stored_aside(proof, gm, inputs, kept), (*notes, ASIDE)
+        if ledger_of(kept) != ledger_of(hooked):
+            proof = replace(proof, verdict=UNPROVEN if proof.verdict == AT_FLOOR else proof.verdict)
+            notes = (*notes, OTHER)
+    return Analysis(proof, exact, notes)
+
+
+def ledger_of(run: Run) -> list[tuple[str, int]]:
+    """What a run was seen to save: dtype and bytes of every tensor kept, in no order."""
+    return sorted((str(s.dtype), int(s.tensor_bytes)) for s in run.saved if s.owner == "kept" and not s.hidden)
+
+
+def follows(gm: fx.GraphModule, inputs: Sequence[Any], real: nn.Module) -> bool:
+    """Whether the graph saves what the module itself does; True where the module cannot run on fakes."""
+    own = _own_step(real, inputs, None, hooks=True)
+    return own is None or ledger_of(own) == ledger_of(observe(_making_constants(gm), inputs, hooks=True))
+
+
+OTHER = "the model itself keeps other tensors than its traced graph: a branch of its forward was traced another way"
+
+
+def _counted(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    opaque: Mapping[str, str],
+    autocast: torch.dtype | None,
+    real: nn.Module,
+    why: str,
+) -> Analysis:
+    """A real step in place of the prediction: exact at these inputs, and nothing is proved."""
+    hooked = observe(gm, inputs, hooks=True, autocast=autocast)
+    proof = _unproven(gm, inputs, hooked, opaque, [why])
+    note = f"{why}: counted in a real run on these inputs (random unless given), nothing is proved"
+    return Analysis(proof, measure(real, tuple(inputs), autocast=autocast), (note,))
+
+
+ASIDE = "the model stores tensors aside (on a module, in a list) that outlive its forward; its graph does not"
+
+
+def _making_constants(gm: fx.GraphModule) -> fx.GraphModule:
+    """A twin that makes the constants that the traced forward makes, where the graph only has them."""
+    constants = [n for n in gm.graph.nodes if n.op == "get_attr" and str(n.target).startswith("_tensor_constant")]
+    if not constants:
+        return gm
+    twin = clone_structure(gm)
+    for node in list(twin.graph.nodes):
+        if node.name in {n.name for n in constants}:
+            with twin.graph.inserting_after(node):
+                made = twin.graph.call_function(torch.clone, (node,))
+            node.replace_all_uses_with(made, lambda user, made=made: user is not made)
+    twin.recompile()
+    return twin
+
+
+def _with_stored_aside(proof: Proof, gm: fx.GraphModule, inputs: Sequence[Any], own: Run) -> Proof:
+    """The proof with what the model's own forward leaves alive beside the saved tensors."""
+    hidden = replace(own, saved=tuple(s for s in own.saved if s.hidden))
+    first = 1 + max((e.storage for e in proof.entries), default=-1)
+    more = tuple(
+        replace(
+            e,
+            storage=first + i,
+            verdict="unproven",
+            reason="outlives the forward without being saved",
+            fix="drop the reference, or detach and clone what must stay",
+        )
+        for i, e in enumerate(prove(gm, concrete_fakes(gm, inputs), hidden, {}).entries)
+    )
+    verdict = UNPROVEN if proof.verdict == AT_FLOOR else proof.verdict
+    return replace(proof, entries=proof.entries + more, verdict=verdict)
+
+
+def _own_step(
+    real: nn.Module | None,
+    inputs: Sequence[Any],
+    autocast: torch.dtype | None,
+    *,
+    hooks: bool = False,
+    backward: bool = False,
+) -> Run | None:
+    """The step of a module itself: its Python frames hold tensors that the graph lets go earlier."""
+    try:
+        with no_memory(cast(nn.Module, real)):
+            fakes = concrete_fakes(cast(fx.GraphModule, real), inputs)
+            return run_graph(fakes, hooks=hooks, backward=backward, autocast=autocast)
+    except Exception:  # it reads values, or cannot be copied: its graph stands for it
+        return None
+
+
+def _proof(
+    gm: fx.GraphModule, inputs: Sequence[Any], hooked: Run, opaque: Mapping[str, str], autocast: torch.dtype | None
+) -> tuple[Proof, tuple[str, ...]]:
+    """The first symbolic run whose ledger agrees with the exact one; sizes get less symbolic in turn."""
+    failures: list[str] = []
+    for positions in ("primes", "exact", "fixed"):
+        fakes = symbolic_fakes(gm, inputs, Sizes(positions))
+        try:
+            run = run_graph(fakes, hooks=True, autocast=autocast)
+        except TraceError as e:
+            failures.append(str(e))
+            continue
+        proof = _with_exact_sizes(prove(gm, fakes, run, opaque), hooked)
+        if (where := _first_difference(proof, hooked)) is None:
+            proof = try_other_sides(gm, inputs, proof, autocast)
+            return proof, tuple(_position_notes(positions, proof))
+        failures.append(f"the symbolic ledger differs from the exact one at {where}")
+    return _unproven(gm, inputs, hooked, opaque, failures), (f"not proved: {failures[-1]}",)
+
+
+def _with_exact_sizes(proof: Proof, hooked: Run) -> Proof:
+    """Sizes that only a kernel or the caller knows are those of the exact run: numbers, no formula."""
+    exact = [s for s in hooked.saved if int(s.nbytes)]
+    if len(exact) != len(proof.entries):
+        return proof
+    entries = []
+    for e, s in zip(proof.entries, exact, strict=True):
+        n = int(s.nbytes)
+        if is_workspace(s) and s.node == e.node:
+            e = replace(e, shape=(str(n),), nbytes=n, tensor_bytes=n, expr=str(n), size=sympy.Integer(n))
+        elif e.owner != "kept" and e.nbytes != n:  # a caller's view of a larger storage
+            e = replace(e, nbytes=n, expr=str(n), size=sympy.Integer(n))
+        entries.append(e)
+    return replace(proof, entries=tuple(entries))
+
+
+def trainable(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """TraceError naming the node that overwrites a saved tensor, if one does."""
+    try:
+        observe(gm, inputs, hooks=False, backward=True)
+    except TraceError as e:
+        raise TraceError(overwritten(gm, inputs) or str(e)) from e
+
+
+def overwritten(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """One line on the in-place node that spoils a saved tensor; "" if there is none."""
+    try:
+        watch = run_graph(concrete_fakes(gm, inputs), hooks=True, watch=True)
+    except ReadsValues:
+        return ""
+    if watch.spoiled is None:
+        return ""
+    saver, writer = watch.spoiled
+    line = next((n.meta.get("line") for n in gm.graph.nodes if n.name == writer), None)
+    where = f"{writer} ({line})" if line else writer
+    return (
+        f"{where}: overwrites in place what {saver} keeps for its backward, so the model cannot be trained "
+        "as it stands; write it out of place"
+    )
+
+
+def _first_difference(proof: Proof, hooked: Run) -> str | None:
+    """The first node at which the evaluated symbolic ledger and the exact one disagree."""
+    exact = [s for s in hooked.saved if int(s.nbytes)]
+    for e, s in zip(proof.entries, exact, strict=False):
+        same = (e.node, e.owner) == (s.node, s.owner)
+        if not same or (e.owner == "kept" and e.nbytes != int(s.nbytes)):
+            return f"{s.node} ({e.node}: {e.nbytes} bytes for {int(s.nbytes)})"
+    if len(proof.entries) != len(exact):
+        return f"the end: {len(proof.entries)} tensors for {len(exact)}"
+    return None
+
+
+def _position_notes(positions: str, proof: Proof) -> list[str]:
+    if positions != "fixed":
+        return []
+    return ["positions are fixed to the given input size: the model accepts no other"]
+
+
+def _unproven(
+    gm: fx.GraphModule, inputs: Sequence[Any], hooked: Run, opaque: Mapping[str, str], why: list[str]
+) -> Proof:
+    """The exact ledger with no proof: never at the floor."""
+    fakes = concrete_fakes(gm, inputs)
+    proof = prove(gm, fakes, hooked, opaque)
+    entries = tuple(
+        replace(
+            e,
+            verdict="unproven",
+            reason="the symbolic run failed, sizes are plain numbers",
+            fix="see the note on what was not proved",
+        )
+        if e.owner == "kept" and e.pillar != "gate"
+        else e
+        for e in proof.entries
+    )
+    verdict = UNPROVEN if proof.verdict == AT_FLOOR else proof.verdict
+    return replace(proof, entries=entries, verdict=verdict, assumptions=(*proof.assumptions, *why[-1:]))

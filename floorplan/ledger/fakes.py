@@ -1,0 +1,203 @@
+"""Fake copies of a model and its inputs, with symbolic batch, widths, positions and rank.
+
+    batch B         one symbol, shared by all inputs
+    widths C1, C2…  the first two dimensions of every parameter and buffer; equal widths share a symbol
+    positions       H0, W0 (T0 in 1-D, D0 first in 3-D): the inputs' spatial sizes
+    rank r          the bottleneck of every adapter, never a width
+
+Hints are chosen so that nothing is unified by accident: a prime for B, for r and for each position.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._pytree import tree_map
+
+from floorplan.graph.copies import clone_structure, own_tensors
+from floorplan.layers.adapter import Adapter, adapters
+
+DUCK, STATIC, DYNAMIC = DimDynamic.DUCK, DimDynamic.STATIC, DimDynamic.DYNAMIC
+AXES = {1: ("T0",), 2: ("H0", "W0"), 3: ("D0", "H0", "W0")}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How the run's sizes are chosen: positions as symbols near the real ones, equal to them, or fixed."""
+
+    positions: str  # "primes", "exact" or "fixed"
+    taken: frozenset[int] = frozenset()  # sizes that no hint may have
+
+
+@dataclass(frozen=True)
+class Fakes:
+    """A fake model with fake inputs, and the names of the symbols in their sizes."""
+
+    mode: FakeTensorMode
+    gm: fx.GraphModule
+    inputs: tuple[Any, ...]
+    names: dict[sympy.Symbol, sympy.Symbol]  # ShapeEnv's symbol -> ours
+    values: dict[str, int]  # our name -> the size the user gave
+    layers: dict[str, str]  # width name -> the layer that shows it first
+    env: ShapeEnv | None
+
+
+def concrete_fakes(gm: fx.GraphModule, inputs: Sequence[Any]) -> Fakes:
+    """Fakes of exactly these sizes on the model's own device: nothing symbolic."""
+    mode = FakeTensorMode()
+    twin = clone_structure(gm)
+    _replace(twin, lambda name, t, m: mode.from_tensor(t.detach(), static_shapes=True))
+    fake = tree_map(lambda t: _fake_input(mode, t), tuple(inputs))
+    return Fakes(mode, twin, fake, {}, {}, {}, None)
+
+
+def _fake_input(mode: FakeTensorMode, t: Any) -> Any:
+    if not isinstance(t, Tensor):
+        return t
+    fake = mode.from_tensor(t.detach(), static_shapes=True)
+    return fake.requires_grad_(t.requires_grad)
+
+
+def _replace(gm: fx.GraphModule, make: Any) -> None:
+    """Replace every parameter and buffer by make(name, tensor, module), ties kept."""
+    memo: dict[int, Tensor] = {}
+    for path, m in gm.named_modules():
+        for store in (m._parameters, m._buffers):
+            for key, t in store.items():
+                if t is None:
+                    continue
+                if id(t) not in memo:
+                    fake = make(f"{path}.{key}", t, m)
+                    if isinstance(t, nn.Parameter):
+                        fake = nn.Parameter(fake, requires_grad=t.requires_grad)
+                    memo[id(t)] = fake
+                store[key] = memo[id(t)]
+
+
+def _primes_from(n: int, used: set[int]) -> int:
+    n = max(n, 7)
+    while n in used or not sympy.isprime(n):
+        n += 1
+    used.add(n)
+    return n
+
+
+class _Symbolic:
+    """Builds symbolic fakes; one instance a run."""
+
+    def __init__(self, gm: fx.GraphModule, sizes: Sizes, device: str | None, batch: int) -> None:
+        self.env = ShapeEnv(duck_shape=True)
+        self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
+        self.sizes, self.device = sizes, device
+        self.widths = {n for t in _all_tensors(gm) for n in t.shape[:2]}
+        self.used = {n for t in _all_tensors(gm) for n in t.shape} | sizes.taken
+        self.hints: dict[tuple[str, int], int] = {}
+        self.names: dict[sympy.Symbol, sympy.Symbol] = {}
+        self.values: dict[str, int] = {}
+        self.layers: dict[str, str] = {}
+        inner = [m for _, a in adapters(gm) for c in a.children() for m in c.modules()]
+        self.ranked = {id(t) for m in inner for t in own_tensors(m) if t.dim()}  # a BatchNorm of q
+        self.rank_hint = _primes_from(11, self.used)
+        self.batch_hint = _primes_from(11 if batch < 16 else 23, self.used)
+
+    def fake(self, name: str, shape: Sequence[int], like: Tensor, dims: Sequence[Any]) -> Tensor:
+        if list(shape) == list(like.shape):
+            meta = like.detach()
+        else:
+            meta = torch.empty(shape, dtype=like.dtype, device=self.device or like.device)
+            if like.dim() == 4 and _channels_last(like):
+                meta = meta.to(memory_format=torch.channels_last)
+        if self.device is not None:
+            meta = meta.to(self.device)
+        dims = [d if n > 1 else STATIC for d, n in zip(dims, meta.shape, strict=True)]
+        return self.mode.from_tensor(
+            meta,
+            symbolic_context=StatelessSymbolicContext(dynamic_sizes=dims),
+            source=ConstantSource("".join(c if c.isalnum() else "_" for c in name)),
+        )
+
+    def state(self, name: str, t: Tensor, m: nn.Module) -> Tensor:
+        shape, widths, rank = list(t.shape), {0, 1}, None
+        axes = m.axes() if isinstance(m, Adapter) and m.rank else {}
+        if id(t) in self.ranked:
+            axes = {name.rpartition(".")[2]: (0, set())}
+        if (key := name.rpartition(".")[2]) in axes:
+            rank, widths = axes[key]
+            shape[rank] = self.rank_hint
+        dims = [DUCK if i in widths or i == rank else STATIC for i in range(t.dim())]
+        fake = self.fake(name, shape, t, dims)
+        for i, n in enumerate(t.shape):
+            self._name(fake.shape[i], "r" if i == rank else "C", n, name)
+        return fake
+
+    def input(self, name: str, t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        shape, dims = list(t.shape), [DUCK] * min(t.dim(), 2)
+        axes = AXES.get(t.dim() - 2, ())
+        for i in range(2, t.dim()):
+            dims.append(STATIC if self.sizes.positions == "fixed" or not axes else DYNAMIC)
+            if axes and self.sizes.positions == "primes":
+                shape[i], dims[i] = self._position_hint(i - t.dim(), t.shape[i]), DUCK
+        if t.dim():
+            shape[0] = self.batch_hint
+        fake = self.fake(name, shape, t, dims).requires_grad_(t.requires_grad)
+        for i, n in enumerate(t.shape):
+            kind = "B" if i == 0 else axes[i - 2] if i > 1 and axes else ""
+            if i == 1:  # a width only if a layer has it; else a position, such as time in (B, T, S)
+                kind = "C" if n in self.widths else "T0"
+            self._name(fake.shape[i], kind, n, name)
+        return fake
+
+    def _position_hint(self, axis: int, size: int) -> int:
+        if (str(axis), size) not in self.hints:
+            self.hints[str(axis), size] = _primes_from(size, self.used)
+        return self.hints[str(axis), size]
+
+    def _name(self, size: Any, kind: str, value: int, where: str) -> None:
+        symbol = getattr(getattr(size, "node", None), "expr", None)
+        if not isinstance(symbol, sympy.Symbol) or symbol in self.names or not kind:
+            return
+        name = kind
+        if kind == "C":
+            name = f"C{1 + len(self.layers)}"
+            self.layers[name] = where.rpartition(".")[0] or where
+        elif kind in self.values:  # a second input with other positions
+            name = f"{kind[0]}{sum(n[0] == kind[0] for n in self.values)}_in"
+        self.names[symbol] = sympy.Symbol(name, positive=True, integer=True)
+        self.values[name] = value
+
+
+def _channels_last(t: Tensor) -> bool:
+    return t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
+
+
+def _all_tensors(gm: nn.Module) -> list[Tensor]:
+    return [t for m in gm.modules() for t in own_tensors(m)]
+
+
+def symbolic_fakes(gm: fx.GraphModule, inputs: Sequence[Any], sizes: Sizes, device: str | None = None) -> Fakes:
+    """Fakes with symbolic sizes on `device` (None: where the model lives)."""
+    batch = next((t.shape[0] for t in inputs if isinstance(t, Tensor) and t.dim()), 1)
+    taken = frozenset(t.shape[1] for t in inputs if isinstance(t, Tensor) and t.dim() > 1)
+    s = _Symbolic(gm, replace(sizes, taken=taken), device, batch)
+    twin = clone_structure(gm)
+    names = iter(n.name for n in twin.graph.nodes if n.op == "placeholder")
+    _replace(twin, s.state)
+    fake = tuple(tree_map(lambda t, n=name: s.input(n, t), v) for name, v in zip(names, inputs, strict=False))
+    _symbolic_groups(twin)
+    return Fakes(s.mode, twin, fake, s.names, s.values, s.layers, s.env)
+
+
+def _symbolic_groups(gm: fx.GraphModule) -> None:
+    """Give depthwise convs their width as the number of groups, or it is pinned to a number."""
+    for m in gm.modules():
+        if isinstance(m, nn.modules.conv._ConvNd) and m.groups > 1 and m.groups == m.in_channels:
+            if m.out_channels == m.in_channels:
+                m.groups = m.weight.shape[0]

@@ -1,0 +1,120 @@
+"""Find an input that a model accepts, by running it on fake tensors; nothing is allocated."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
+
+from floorplan.errors import FloorplanError
+from floorplan.layers.fused import FusedConv
+from floorplan.ledger.fakes import concrete_fakes
+from floorplan.ledger.kernels import quiet_fakes
+from floorplan.ledger.run import wants_values
+
+POSITIONS: dict[int, tuple[tuple[int, ...], ...]] = {
+    1: tuple((n,) for n in (128, 60, 64, 100, 200, 256, 300, 500, 512, 1000, 1024, 4096, 16000)),
+    2: tuple((n, n) for n in (224, 32, 28, 64, 96, 128, 256, 299, 227, 240, 320, 384, 512)),
+    3: ((16, 112, 112), (32, 32, 32), (16, 64, 64), (64, 64, 64), (8, 224, 224)),
+}
+
+
+def make_inputs(model: nn.Module, shapes: Sequence[Sequence[int]], batch: int) -> tuple[Tensor, ...]:
+    """Random inputs of (batch, *shape) each, in the model's dtype and on its device."""
+    like = next((t for t in [*model.parameters(), *model.buffers()] if t.is_floating_point()), None)
+    dtype = like.dtype if like is not None else torch.get_default_dtype()
+    device = like.device if like is not None else torch.device("cpu")
+    g = torch.Generator().manual_seed(0)
+    return tuple(
+        torch.randn(batch, *s, generator=g, dtype=torch.float32).to(device=device, dtype=dtype) for s in shapes
+    )
+
+
+def infer_shape(model: nn.Module) -> tuple[tuple[int, ...], str]:
+    """(shape without batch, how it was found). FloorplanError if nothing fits."""
+    for shape, how in _candidates(model):
+        if _accepts(model, [shape]):
+            return shape, how
+    raise FloorplanError(
+        "input: no size could be inferred from the model's layers; give --input C,H,W (one for each input)"
+    )
+
+
+def _candidates(model: nn.Module) -> Iterator[tuple[tuple[int, ...], str]]:
+    if declared := getattr(model, "example_input_shape", None):
+        yield tuple(declared), "the model's example_input_shape"
+    config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    if isinstance(config, dict) and config.get("input_size"):
+        yield tuple(config["input_size"]), "the model's pretrained_cfg"
+    conv = next((m for m in model.modules() if _spatial(m)), None)
+    if conv is not None:
+        nd, channels = _spatial(conv), int(cast(Any, conv).in_channels)
+        how = f"a first conv of {channels} channels and a size that the whole model accepts"
+        for position, c in itertools.product(POSITIONS[nd], dict.fromkeys((channels, 1, 3))):
+            yield (c, *position), how
+        for (n,) in POSITIONS[1]:
+            yield (channels, n), how
+    linear = next((m for m in model.modules() if isinstance(m, nn.Linear)), None)
+    if linear is not None:
+        yield (linear.in_features,), f"a first Linear of {linear.in_features} features"
+
+
+def _spatial(m: Any) -> int:
+    if isinstance(m, FusedConv):
+        return len(m.geo.kernel)
+    if isinstance(m, nn.modules.conv._ConvNd) and not isinstance(m.weight, nn.UninitializedParameter):
+        return m.weight.dim() - 2
+    return 0
+
+
+def _accepts(model: nn.Module, shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether a batch of two of these shapes goes through the model, as far as fake tensors tell."""
+    try:
+        fakes = concrete_fakes(cast(fx.GraphModule, model), make_inputs(model, shapes, 2))
+        with quiet_fakes(), fakes.mode, torch.no_grad():
+            fakes.gm(*fakes.inputs)
+    except Exception as e:  # whatever a model raises, it does not accept this size
+        return wants_values(e)
+    return True
+
+
+def smaller_inputs(gm: fx.GraphModule, inputs: Sequence[Any], side: int = 64) -> tuple[Any, ...]:
+    """Inputs for verification: batch 2 and positions of at most `side`, if the graph accepts them."""
+    tensors = [t for t in inputs if isinstance(t, Tensor)]
+    if len(tensors) != len(inputs):
+        return tuple(inputs)
+    like = [t for t in tensors if t.is_floating_point()]
+    if len(like) != len(tensors) or any(t.dim() < 2 for t in tensors):
+        return tuple(inputs)
+    if not _accepts(gm, [tuple(t.shape[1:]) for t in tensors]):
+        return tuple(inputs)  # its first axis is no batch, or comes in whole groups
+    small = [(t.shape[1], *(min(n, side) for n in t.shape[2:])) for t in tensors]
+    if len(tensors) == 1 and _accepts(gm, small[:1]):
+        return make_inputs(gm, small, 2)
+    return make_inputs(gm, [tuple(t.shape[1:]) for t in tensors], 2)
+
+
+def filled(inputs: Sequence[Any], batch: int) -> tuple[Any, ...]:
+    """Inputs like these with another batch size: seeded random numbers, labels repeated."""
+    g = torch.Generator().manual_seed(0)
+
+    def of(t: Any) -> Any:
+        if not isinstance(t, Tensor) or not t.dim():
+            return t
+        if not t.is_floating_point():
+            return t[:1].expand(batch, *t.shape[1:]).clone()
+        return torch.randn(batch, *t.shape[1:], generator=g).to(t)
+
+    return tuple(tree_map(of, tuple(inputs)))
+
+
+def resized(t: Any, batch: int) -> Any:
+    """A tensor like t of another batch, in t's memory order, its values unset; anything else as it is."""
+    if not isinstance(t, Tensor) or not t.dim():
+        return t
+    strides = t.stride()
+    order = sorted(range(t.dim()), key=lambda d: (-strides[d], d))
+    made = torch.empty_permuted((batch, *t.shape[1:]), order, dtype=t.dtype, device=t.device)
+    return made.requires_grad_(t.requires_grad)

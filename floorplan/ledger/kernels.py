@@ -1,0 +1,198 @@
+"""Make fake runs save and allocate what real ones do, with sizes that stay symbolic."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch._decomp
+import torch._meta_registrations
+from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_iter
+
+from floorplan.ledger.recurrent import LAYER, LAYER_BACKWARD, two_bias_gradients, with_workspace
+
+# PyTorch's Python kernels of these compute the same values by other ops, so autograd would save other
+# tensors than in a real run: an index for each upsampled position, a boolean mask for a dropout.
+_REWRITTEN = (
+    "dropout",
+    "hardshrink",
+    "softshrink",
+    "multi_margin_loss",
+    "multilabel_margin_loss_forward",
+    "cudnn_batch_norm",
+    "gru",
+    "lstm",
+    "rnn_relu",
+    "rnn_tanh",
+)
+_UPSAMPLE = (
+    "_upsample_bicubic2d_aa",
+    "_upsample_bilinear2d_aa",
+    "_upsample_lanczos2d_aa",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+    "upsample_bicubic2d",
+    "upsample_bilinear2d",
+    "upsample_linear1d",
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "upsample_trilinear3d",
+)
+_KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def _upsample(packet: Any) -> Callable[..., Any]:
+    """The .vec overload by the plain one: the C++ kernel between them takes no symbolic sizes."""
+
+    def kernel(x: Any, output_size: Any, *rest: Any) -> Any:
+        factors = rest[-1]
+        if output_size is None:
+            output_size = [_scaled(n, f) for n, f in zip(x.shape[2:], factors, strict=True)]
+        scales = factors or [None] * (x.dim() - 2)
+        return packet.default(x, output_size, *rest[:-1], *scales)
+
+    return kernel
+
+
+def _scaled(n: Any, factor: float) -> Any:
+    return n * int(factor) if float(factor).is_integer() else torch.sym_int(n * factor)  # type: ignore[no-untyped-call]
+
+
+def _overloads() -> Iterator[tuple[Any, Callable[..., Any] | None]]:
+    for name in _REWRITTEN + _UPSAMPLE:
+        packet = getattr(torch.ops.aten, name, None)
+        for overload in packet.overloads() if packet is not None else ():
+            own = _upsample(packet) if overload == "vec" else None
+            yield getattr(packet, overload), own
+
+
+@contextmanager
+def symbolic_kernels() -> Iterator[None]:
+    """Python kernels, which keep sizes symbolic where C++ ones would pin them (F.pad), but for the above."""
+    taken = []
+    for op, own in _overloads():
+        taken.append((op, {k: op.py_kernels.pop(k) for k in _KEYS if k in op.py_kernels}))
+        if own is not None:
+            op.py_kernels.update(dict.fromkeys(_KEYS, own))
+        op._dispatch_cache.clear()
+    try:
+        with enable_python_dispatcher():
+            yield
+    finally:
+        for op, theirs in taken:
+            for k in _KEYS:
+                op.py_kernels.pop(k, None)
+            op.py_kernels.update(theirs)
+            op._dispatch_cache.clear()
+
+
+@contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """Keep torch from logging a traceback for an op whose failure is reported by name anyway."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was
+
+
+def _full_statistics(args: Sequence[Any], out: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A CPU BatchNorm of a 16-bit map by 32-bit weights keeps 32-bit statistics; its fake keeps 16."""
+    kinds = {t.dtype for t in args[1:5] if isinstance(t, Tensor)}
+    if out[0].device.type != "cpu" or out[0].dtype not in (torch.bfloat16, torch.float16) or kinds != {torch.float32}:
+        return out
+    return (out[0], *(t.new_empty(t.shape, dtype=torch.float32) for t in out[1:]))
+
+
+def _roomy(args: Sequence[Any], out: Tensor) -> Tensor:
+    """torch's own transposed 3-D convolution on a CPU puts its result in memory of its input's size."""
+    x = args[0]
+    transposed = out.dim() == 5 and len(args) == 9 and bool(args[6]) and args[8] == 1
+    if not transposed or x.device.type != "cpu" or _is_symbolic(x) or out.numel() >= x.numel():
+        return out
+    with _disable_current_modes():  # torch chooses by sizes, dtype and the number of threads
+        real = [t if t is None else torch.empty(t.shape, dtype=t.dtype) for t in args[:3]]
+        backend = torch._C._select_conv_backend(*real, *args[3:])
+        slow = backend == torch._C._ConvBackend.SlowTranspose3d  # type: ignore[attr-defined]
+    return torch.empty_like(x).resize_(out.shape) if slow else out
+
+
+def _roomy_loss(at: int) -> Callable[[Sequence[Any], Any], Any]:
+    """A loss reduced to one number lies in the memory of its map; `at` is where its reduction stands."""
+
+    def correct(args: Sequence[Any], out: Tensor) -> Tensor:
+        x, y = args[:2]
+        if (args[at] if len(args) > at else 1) == 0 or _is_symbolic(x) or _is_symbolic(y):
+            return out
+        shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
+        return out.new_empty(shape).resize_(())
+
+    return correct
+
+
+_aten = torch.ops.aten
+_CORRECTIONS: dict[Any, Callable[[Sequence[Any], Any], Any]] = {
+    LAYER: with_workspace,
+    LAYER_BACKWARD: two_bias_gradients,
+    _aten.convolution.default: _roomy,
+    _aten.mse_loss.default: _roomy_loss(2),
+    _aten.smooth_l1_loss.default: _roomy_loss(2),
+    _aten.soft_margin_loss.default: _roomy_loss(2),
+    _aten.binary_cross_entropy.default: _roomy_loss(3),
+    _aten.native_batch_norm.default: _full_statistics,
+    _aten._native_batch_norm_legit.default: _full_statistics,
+    _aten._native_batch_norm_legit.no_stats: _full_statistics,
+}
+
+
+_IN_PLACE = frozenset(
+    f"{name}_" for name in "relu hardtanh clamp clamp_min hardsigmoid hardswish silu leaky_relu elu zero".split()
+)
+_POINTWISE = frozenset(
+    "relu hardtanh hardsigmoid hardswish silu sigmoid tanh gelu leaky_relu elu mish softplus".split()
+)
+_NORMS = (_aten._native_batch_norm_legit.default, _aten._native_batch_norm_legit.no_stats)
+
+
+def _shortcut(func: Any, args: Sequence[Any]) -> Any:
+    """The result of a common op on a symbolic fake, None if it has to be run.
+
+    Decomposed, each of these makes hundreds of symbolic comparisons. A wrong one would be noticed:
+    what the symbolic run keeps must have the sizes of the exact run, which takes none.
+    """
+    if not args or not _is_symbolic(args[0]) or len(func._schema.returns) == 0:
+        return None
+    x, name = args[0], func._opname
+    if name in _IN_PLACE:
+        return x
+    if name in _POINTWISE and func._overloadname == "default" and x.is_floating_point():
+        return torch.empty_like(x)
+    if func in _NORMS and args[-3] is True:
+        statistic = x.new_empty(x.shape[1])
+        return torch.empty_like(x), statistic, torch.empty_like(statistic)
+    return None
+
+
+def _is_symbolic(x: Any) -> bool:
+    return isinstance(x, FakeTensor) and any(isinstance(n, torch.SymInt) for n in x.shape)
+
+
+def as_really_run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run one op; where its fake makes other results than the op itself does, give those of the op."""
+    out = _shortcut(func, args) if not kwargs else None
+    out = func(*args, **kwargs) if out is None else out
+    if (fix := _CORRECTIONS.get(func)) is not None and any(isinstance(t, FakeTensor) for t in tree_iter(out)):
+        return fix(args, out)
+    arguments = func._schema.arguments
+    if not arguments or arguments[-1].name != "output_mask" or len(args) < len(arguments):
+        return out
+    # Fakes of a backward make all gradients, asked for or not.
+    return tuple(t if wanted else None for t, wanted in zip(out, args[-1], strict=True))

@@ -1,0 +1,210 @@
+"""Reports: one object a command returns, printed as tables and written as JSON, Markdown or SARIF."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from floorplan.graph.driver import Site
+from floorplan.ledger.criterion import AT_FLOOR, UNPROVEN, Entry, Proof
+from floorplan.ledger.figures import Figures
+from floorplan.ledger.pillars import PILLARS, WHY
+from floorplan.text import table, versions
+
+LABELS = {
+    "saved": "saved (distinct storages)",
+    "saved_refcount": "saved (once per op)",
+    "saved_census": "saved (live storages)",
+    "training_state_peak": "training-state peak",
+    "requested_peak": "requested peak of the step",
+    "total": "total (step + model + optimizer + batch)",
+    "trainable_parameters": "trainable parameters",
+}
+KEPT = ("saved", "saved_refcount", "saved_census")  # what a proof speaks of
+TOP = 12  # rows of the tensor table that are printed; the JSON has all
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `check` found. `str()` is the printed table, `as_json()` the versioned document."""
+
+    name: str
+    subject: str  # "as-is" or "rewritten"
+    rank: int | None
+    inputs: tuple[tuple[int, ...], ...]
+    proof: Proof
+    predicted: Figures
+    measured: Figures | None
+    notes: tuple[str, ...]
+    opaque: dict[str, str]
+    lines: dict[str, str]
+    log: dict[str, list[Site]]
+    method: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """AT_FLOOR, ABOVE_FLOOR or UNPROVEN; a measured figure that disagrees disproves a floor."""
+        wrong = self.difference is not None and any(self.difference[k] for k in KEPT)
+        return UNPROVEN if wrong and self.proof.verdict == AT_FLOOR else self.proof.verdict
+
+    @property
+    def exit_code(self) -> int:
+        """0 at the floor, 1 otherwise."""
+        return 0 if self.verdict == AT_FLOOR else 1
+
+    @property
+    def tensors(self) -> tuple[Entry, ...]:
+        """Every saved tensor, model state and caller's inputs included."""
+        return self.proof.entries
+
+    @property
+    def pillars(self) -> dict[str, dict[str, Any]]:
+        """Bytes and formula of each pillar; a storage counts at the tensor that was saved first."""
+        found: dict[str, dict[str, Any]] = {}
+        seen: set[int] = set()
+        for e in self.proof.kept:
+            if e.storage not in seen:
+                seen.add(e.storage)
+                row = found.setdefault(e.pillar, {"bytes": 0, "tensors": 0, "expr": ""})
+                row["bytes"] += e.nbytes
+                row["tensors"] += 1
+                row["expr"] = e.expr if not row["expr"] else _joined(row["expr"], e.expr)
+        return {p: found[p] for p in PILLARS if p in found}
+
+    @property
+    def difference(self) -> dict[str, int] | None:
+        """Predicted less measured, each figure."""
+        if self.measured is None:
+            return None
+        real = self.measured.as_dict()
+        return {k: v - real[k] for k, v in self.predicted.as_dict().items()}
+
+    @property
+    def refused(self) -> list[tuple[str, Site]]:
+        """Places that a pass left alone."""
+        return [(name, s) for name, sites in self.log.items() for s in sites if s.refused]
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `--json`, schema floorplan.check/1."""
+        return {
+            "schema": "floorplan.check/1",
+            "verdict": self.verdict,
+            "subject": self.subject,
+            "model": self.name,
+            "method": self.method or ("memflora" if self.rank else None),
+            "rank": self.rank,
+            "batch": self.inputs[0][0] if self.inputs and self.inputs[0] else None,
+            "input": [list(i[1:]) for i in self.inputs],
+            "versions": versions(),
+            "assumptions": list(self.proof.assumptions),
+            "notes": list(self.notes),
+            "symbols": self.proof.symbols,
+            "layers": self.proof.layers,
+            "predicted": {**self.predicted.as_dict(), "saved_expr": self.saved_expr()},
+            "measured": self.measured.as_dict() if self.measured else None,
+            "difference": self.difference,
+            "pillars": self.pillars,
+            "tensors": [entry_json(e) for e in self.tensors],
+            "passes": {
+                name: [{"node": s.node, "refused": s.refused, "note": s.note} for s in sites]
+                for name, sites in self.log.items()
+            },
+        }
+
+    def saved_expr(self) -> str:
+        """All kept bytes as one sum."""
+        once = {e.storage: e.expr for e in reversed(self.proof.kept)}
+        return _sum(list(once.values())[::-1])
+
+    def __str__(self) -> str:
+        return "\n".join(_check_lines(self))
+
+
+def entry_json(e: Entry) -> dict[str, Any]:
+    """One tensor of the JSON."""
+    names = (
+        "node",
+        "op",
+        "module",
+        "pillar",
+        "owner",
+        "dtype",
+        "bits_per_element",
+        "storage",
+        "expr",
+        "verdict",
+        "reason",
+        "fix",
+        "hidden",
+        "tensor_bytes",
+    )
+    row = {n: getattr(e, n) for n in names}
+    return {**row, "shape": list(e.shape), "bytes": e.nbytes, "width_symbols": list(e.width_symbols)}
+
+
+def _joined(total: str, more: str) -> str:
+    return f"{total} + {more}" if len(total) < 2000 else total.removesuffix(" + …") + " + …"
+
+
+def _sum(terms: Sequence[str]) -> str:
+    counts: dict[str, int] = {}
+    for t in terms:
+        counts[t] = counts.get(t, 0) + 1
+    return " + ".join(f"{n}*({t})" if n > 1 else t for t, n in counts.items()) or "0"
+
+
+def figure_rows(predicted: Figures, measured: Figures | None) -> list[list[str]]:
+    """One row a figure: predicted, measured, difference."""
+    rows = []
+    real = measured.as_dict() if measured else {}
+    for k, v in predicted.as_dict().items():
+        unit = "" if k == "trainable_parameters" else " B"
+        row = [LABELS[k], f"{v:,}{unit}"]
+        if measured:
+            row += [f"{real[k]:,}{unit}", f"{v - real[k]:,}"]
+        rows.append(row)
+    return rows
+
+
+def _check_lines(r: CheckReport) -> list[str]:
+    what = "as it stands" if r.subject == "as-is" else f"as `rewrite --rank {r.rank}` would adapt it"
+    shapes = ", ".join(str(list(i)) for i in r.inputs)
+    lines = [f"{r.name} ({what}), input {shapes}", ""]
+    header = ["figure", "predicted"] + (["measured", "difference"] if r.measured else [])
+    lines += [table(figure_rows(r.predicted, r.measured), header, right=(1, 2, 3)), ""]
+    pillars = [[p, v["tensors"], f"{v['bytes']:,} B", WHY[p]] for p, v in r.pillars.items()]
+    if pillars:
+        lines += [table(pillars, ["pillar", "storages", "kept", "why"], right=(1, 2)), ""]
+    guilty = r.proof.guilty
+    if guilty:
+        rows = [[e.node, e.op, e.pillar, shape_text(e), f"{e.nbytes:,} B", e.reason] for e in guilty[:TOP]]
+        lines += [table(rows, ["guilty node", "op", "pillar", "shape", "bytes", "reason"], right=(4,))]
+        lines += [f"… and {len(guilty) - TOP} more (--json has all)"] if len(guilty) > TOP else []
+        lines += [""]
+    lines += _legend(r)
+    lines += [f"note: {n}" for n in dict.fromkeys(r.notes)]
+    lines += [f"assumes: {a}" for a in r.proof.assumptions[:8]]
+    if len(r.proof.assumptions) > 8:
+        lines += [f"assumes: … and {len(r.proof.assumptions) - 8} more (--json has all)"]
+    return [*lines, f"verdict: {r.verdict}{_verdict_words(r)}"]
+
+
+def _verdict_words(r: CheckReport) -> str:
+    if r.verdict == AT_FLOOR:
+        return " (no full-precision saved tensor scales with a layer's width)"
+    above = sum(e.verdict == "above" for e in r.proof.guilty)
+    unproven = len(r.proof.guilty) - above
+    words = [f"{above} saved tensors scale with a width"] if above else []
+    words += [f"{unproven} could not be proved"] if unproven else []
+    words += ["what is measured differs from what is predicted"] if not words and r.measured else []
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _legend(r: CheckReport) -> list[str]:
+    used = {x for e in r.proof.guilty[:TOP] for x in e.width_symbols}
+    names = [f"{n} = {r.proof.symbols[n]} ({r.proof.layers[n]})" for n in r.proof.layers if n in used]
+    return ["widths: " + ", ".join(names)] if names else []
+
+
+def shape_text(e: Entry) -> str:
+    """[B, C1, H1, W1]"""
+    return "[" + ", ".join(e.shape) + "]"

@@ -1,0 +1,127 @@
+"""Follow every storage that a run allocates, real or fake, from birth to death.
+
+A TorchDispatchMode sees each op's results; a weak reference on the storage object tells when the last
+owner let go. Nothing here knows what any op saves.
+"""
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._autograd import _get_sequence_nr as _next_number
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from floorplan.ledger.kernels import as_really_run
+from floorplan.trees import storage_key
+
+
+@dataclass
+class Life:
+    """One storage: when it was born and died (event numbers), what made it, its bytes."""
+
+    born: int
+    nbytes: Any  # int, or SymInt on symbolic fakes
+    node: str
+    op: str
+    shape: tuple[Any, ...]
+    dtype: torch.dtype
+    died: int | None = None
+    direction: str = "forward"  # forward, loss, backward, replay, optimizer
+
+
+@dataclass
+class Timeline:
+    """All storages of a run; `model state` and caller's inputs are not in it."""
+
+    lives: list[Life] = field(default_factory=list)
+    events: int = 0
+
+    def peak(self, among: Iterable[int] | None = None) -> int:
+        """Largest number of bytes alive at once, over all storages or those numbered in `among`."""
+        chosen = self.lives if among is None else [self.lives[i] for i in among]
+        change = [0] * (self.events + 2)
+        for life in chosen:
+            change[life.born] += life.nbytes
+            if life.died is not None:
+                change[life.died] -= life.nbytes
+        best = now = 0
+        for c in change:
+            now += c
+            best = max(best, now)
+        return best
+
+
+_ITEM = torch.ops.aten._local_scalar_dense.default
+
+
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Record every storage born under it, with the node and direction that was entered last.
+
+    Autograd numbers its nodes as it makes them, so a number tells which graph node's backward runs.
+    """
+
+    def __init__(self, ignore: Iterable[Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.timeline = Timeline()
+        self.node, self.direction = "", "forward"
+        self._entered: list[tuple[int, str]] = []  # (autograd's next number then, node)
+        self._forward_end = 0
+        # The tensors are held, or a freed key could be given to a storage that must be counted.
+        self._held = list(ignore)
+        self._ignored = {storage_key(t) for t in self._held}
+        self.alive: dict[int, int] = {}
+
+    def enter(self, node: str, direction: str = "forward") -> None:
+        """What follows belongs to `node`, its backward too if this is forward or loss."""
+        self.node, self.direction = node, direction
+        if direction in ("forward", "loss"):
+            self._entered.append((_next_number(), node))
+        elif direction == "backward":
+            self._forward_end = _next_number()
+
+    def maker_of(self, number: int) -> str | None:
+        """The graph node that made autograd's node of that number; None if it is not from this forward."""
+        at = bisect_right(self._entered, number, key=lambda e: e[0]) - 1
+        return self._entered[at][1] if at >= 0 and number < self._forward_end else None
+
+    def _follow_autograd(self) -> None:
+        """Name the graph node whose backward runs; gradients are added up, and left on leaves, by the last one."""
+        running = torch._C._current_autograd_node()
+        if running is not None and (name := self.maker_of(running._sequence_nr())) is not None:
+            self.node = name
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.direction == "backward":
+            self._follow_autograd()
+        if func is _ITEM and self.direction == "optimizer" and isinstance(args[0], FakeTensor):
+            return 1.0  # how many steps were taken: no size depends on it
+        out = as_really_run(func, args, kwargs or {})
+        for t in tree_iter(out):
+            if isinstance(t, Tensor):
+                self._see(t, str(func))
+        return out
+
+    def _see(self, t: Tensor, op: str) -> None:
+        storage = t.untyped_storage()
+        key = storage._cdata
+        if key in self.alive or key in self._ignored:
+            return
+        line = self.timeline
+        self.alive[key] = len(line.lives)
+        line.lives.append(
+            Life(line.events, storage.nbytes(), self.node, op, tuple(t.shape), t.dtype, direction=self.direction)
+        )
+        line.events += 1
+        weakref.finalize(storage, self._free, key)
+
+    def _free(self, key: int) -> None:
+        index = self.alive.pop(key, None)
+        if index is not None:
+            self.timeline.lives[index].died = self.timeline.events
+            self.timeline.events += 1

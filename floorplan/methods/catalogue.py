@@ -1,0 +1,135 @@
+"""The adaptation methods by name: which passes make one, how its BatchNorms run, whether it merges.
+
+A method is a pipeline of passes over the traced source; nothing else sets it apart. Formulas and
+sources stand in the files that hold the layers (fused, paper_site, factor, reparam, lite, branch).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from floorplan import passes
+from floorplan.errors import FloorplanError
+from floorplan.graph.driver import Pass
+from floorplan.passes import canonicalize, pack_gates
+from floorplan.passes.insert_branch import branch
+from floorplan.passes.insert_lora import lora
+from floorplan.passes.insert_memflora import memflora
+from floorplan.passes.insert_paper import paper
+from floorplan.passes.insert_tinytl import tinytl
+from floorplan.passes.set_trainable import trainable
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user can set about a method; methods without adapters ignore rank, sites and seed."""
+
+    rank: int = 2
+    sites: str = "auto"
+    seed: int = 0
+    train_head: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A method by name, with its options."""
+
+    method: str
+    options: Options
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "Plan":
+        """From the plain data of `as_dict`; FloorplanError for a method that is not known."""
+        rest = dict(options)
+        return cls(method(rest.pop("method")).name, Options(**rest))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as it stands in reports and adapted files."""
+        return {"method": self.method, **asdict(self.options)}
+
+
+def recorded(plan: Plan, inputs: Sequence[Any]) -> dict[str, Any]:
+    """What an adapted model says about itself; `plain` inputs are float tensors and nothing else."""
+    shapes = [list(t.shape) for t in inputs if isinstance(t, Tensor)]
+    plain = all(isinstance(t, Tensor) and t.is_floating_point() for t in inputs)
+    return {**plan.as_dict(), "input": shapes, "plain": plain}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A named pipeline of passes."""
+
+    name: str
+    summary: str
+    passes: Callable[[Options], tuple[Pass, ...]]
+    ranked: bool = True  # takes a rank
+    bn_trains: bool = False  # BatchNorms use the batch's statistics while training
+    merges: bool = True  # goes back into plain conv weights
+    replays: bool = False  # trains its down-projections by a second forward (MemFLoRA eq. 12)
+
+
+def _only(what: str) -> Callable[[Options], tuple[Pass, ...]]:
+    return lambda o: (trainable(what, o.train_head and what != "full"),)
+
+
+def _lora(kind: str) -> Callable[[Options], tuple[Pass, ...]]:
+    return lambda o: (lora(kind, o.rank, o.sites, o.seed, o.train_head),)
+
+
+def _memflora(o: Options) -> tuple[Pass, ...]:
+    return passes.pipeline(memflora(o.rank, o.sites, o.seed, o.train_head))
+
+
+def _paper(o: Options) -> tuple[Pass, ...]:
+    return (canonicalize.PASS, paper(o.rank, o.sites, o.seed, o.train_head), pack_gates.PASS)
+
+
+def _ablation(projection: str = "normal", scaled: bool = True) -> Callable[[Options], tuple[Pass, ...]]:
+    return lambda o: passes.pipeline(memflora(o.rank, o.sites, o.seed, o.train_head, projection, scaled))
+
+
+def _branch(kernel: str, bn: bool = False) -> Callable[[Options], tuple[Pass, ...]]:
+    return lambda o: passes.pipeline(branch(o.rank, o.sites, o.seed, o.train_head, kernel, bn))
+
+
+def _tinytl(o: Options) -> tuple[Pass, ...]:
+    return (canonicalize.PASS, tinytl(False, o.seed, o.train_head), pack_gates.PASS)
+
+
+def _tinytl_trainbn(o: Options) -> tuple[Pass, ...]:
+    return (canonicalize.PASS, tinytl(True, o.seed, o.train_head))
+
+
+_ALL = (
+    Method("zero-shot", "the source model as it is", _only("none"), ranked=False, merges=False),
+    Method("full", "every parameter trains", _only("full"), False, True, False),
+    Method("bias", "biases of convs and normalizations", _only("bias"), False, True, False),
+    Method("bn", "weights and biases of normalizations", _only("norm"), False, True, False),
+    Method("lora-c", "LoRA-C as the MemFLoRA paper runs it", _lora("lora-c"), bn_trains=True),
+    Method("lora-c-official", "LoRA-C as published", _lora("lora-c-official"), bn_trains=True),
+    Method("lora-edge", "frozen TT-SVD suffix, trained core", _lora("lora-edge"), bn_trains=True),
+    Method("lora-conv", "peft's LoRA on a conv", _lora("lora-conv"), bn_trains=True),
+    Method("lora-fa", "LoRA with a frozen random down-factor", _lora("lora-fa"), bn_trains=True),
+    Method("memflora", "MemFLoRA, folded, fused and merged on the fly", _memflora),
+    Method("memflora-paper", "MemFLoRA's two branches as published", _paper),
+    Method("memflora-sg", "MemFLoRA with replayed gradients of P", _memflora, replays=True),
+    Method("memflora-orthogonal", "MemFLoRA, P's rows orthonormal", _ablation("orthogonal")),
+    Method(
+        "memflora-orthogonal-matched", "MemFLoRA, P's rows orthonormal times sqrt(I/r)", _ablation("orthogonal-matched")
+    ),
+    Method("memflora-noscale", "MemFLoRA without the scale a", _ablation(scaled=False)),
+    Method("memflora-bnr", "MemFLoRA, BatchNorm of q instead of a", _branch("up", True), merges=False),
+    Method("memflora-kernel-down", "MemFLoRA, the kernel in P", _branch("down")),
+    Method("tinytl", "TinyTL, BatchNorms by running statistics", _tinytl, False, merges=False),
+    Method("tinytl-trainbn", "TinyTL, BatchNorms in train mode", _tinytl_trainbn, False, True, False),
+)
+METHODS: dict[str, Method] = {m.name: m for m in _ALL}
+
+
+def method(name: str) -> Method:
+    """The method of that name; FloorplanError lists them all."""
+    if name not in METHODS:
+        raise FloorplanError(f"method {name}: not known; use {', '.join(METHODS)}")
+    return METHODS[name]

@@ -1,0 +1,194 @@
+"""`floorplan compare`: what every method keeps, holds and multiplies in one step, side by side."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tabulate import tabulate
+from torch import fx, nn
+
+from floorplan.cost_models import paper_macs as formulas
+from floorplan.errors import FloorplanError
+from floorplan.ledger.inputs import filled
+from floorplan.ledger.losses import LOSSES, target_for
+from floorplan.ledger.macs import layers_of, merges_of, own_macs
+from floorplan.ledger.step_figures import StepFigures, measure_step, predict_step
+from floorplan.methods.catalogue import METHODS, Method, Options, Plan, method
+from floorplan.methods.rewrite import adapted
+from floorplan.methods.subject import Shapes, Subject, subject_of
+from floorplan.text import describe, versions
+
+COLUMNS = {
+    "saved": "saved",
+    "saved_refcount": "saved, once per op",
+    "training_state_peak": "training-state peak",
+    "requested_peak": "requested peak",
+    "optimizer": "optimizer",
+    "trainable_parameters": "trainable",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one rank and batch; bytes, and multiply-adds of one step."""
+
+    method: str
+    rank: int | None
+    batch: int
+    predicted: StepFigures | None = None
+    measured: StepFigures | None = None
+    model: int = 0  # bytes of parameters and buffers
+    macs_paper: int = 0
+    macs: dict[str, int] | None = None  # the step's own, forward and backward
+    refused: str = ""
+
+    @property
+    def difference(self) -> dict[str, int] | None:
+        """Predicted less measured."""
+        if self.predicted is None or self.measured is None:
+            return None
+        real = self.measured.as_dict()
+        return {k: v - real[k] for k, v in self.predicted.as_dict().items()}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows; `str()` is the printed table."""
+
+    name: str
+    loss: str
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of --json, schema floorplan.compare/1."""
+        rows = [asdict(r) | {"difference": r.difference} for r in self.rows]
+        head = {"schema": "floorplan.compare/1", "model": self.name, "loss": self.loss}
+        return {**head, "versions": versions(), "notes": list(self.notes), "rows": rows}
+
+    def table(self) -> tuple[list[str], list[list[Any]]]:
+        """Header and rows of plain values."""
+        header = ["method", "rank", "batch", *COLUMNS.values(), "MACs (paper)", "MACs (own)"]
+        some = any(r.measured for r in self.rows)
+        header += ["predicted - measured"] if some else []
+        out = []
+        for r in self.rows:
+            if r.predicted is None:
+                continue
+            own = sum((r.macs or {}).values())
+            p = r.predicted.as_dict()
+            cells = [r.method, r.rank or "-", r.batch, *(p[k] for k in COLUMNS), r.macs_paper, own]
+            out.append(cells + ([_largest(r.difference)] if some else []))
+        return header, out
+
+    def csv(self) -> str:
+        """The same table as comma-separated values."""
+        buffer = io.StringIO()
+        header, rows = self.table()
+        csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
+        return buffer.getvalue()
+
+    def markdown(self) -> str:
+        """The same table as Markdown."""
+        return f"# {self.name}: methods compared\n\n" + "\n".join(self._lines("github")) + "\n"
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines("simple"))
+
+    def _lines(self, style: str) -> list[str]:
+        header, rows = self.table()
+        text = [[f"{c:,}" if isinstance(c, int) else c for c in r] for r in rows]
+        align = ["left", *["right"] * (len(header) - 1)]
+        lines = [tabulate(text, headers=header, tablefmt=style, colalign=align, disable_numparse=True)]
+        lines += ["", f"bytes; one step, loss {self.loss}; multiply-adds of one step"]
+        once = {(r.method, r.rank): r.refused for r in self.rows if r.refused}
+        lines += [f"not run: {m}{f' at rank {k}' if k else ''}: {why}" for (m, k), why in once.items()]
+        return lines + [f"note: {n}" for n in self.notes]
+
+
+def _largest(difference: dict[str, int] | None) -> int | str:
+    return "-" if difference is None else max(difference.values(), key=abs)
+
+
+def compare(
+    model: nn.Module | str,
+    inputs: Any = None,
+    *,
+    methods: Sequence[str] = ("full", "memflora"),
+    ranks: Sequence[int] = (2,),
+    batches: Sequence[int] = (8,),
+    loss: str = "cross_entropy",
+    sites: str = "auto",
+    seed: int = 0,
+    train_head: bool = False,
+    measured: bool = False,
+    shapes: Shapes | None = None,
+    weights: str | None = None,
+    allow: Sequence[str] = (),
+    trust: bool = False,
+) -> Comparison:
+    """Every method at every rank and batch: predicted on fake tensors, measured too if asked.
+
+    The model is not changed. Methods that the model has no place for are listed with the reason.
+    """
+    if loss not in LOSSES:
+        raise FloorplanError(f"--loss {loss}: not known; use {', '.join(LOSSES)}")
+    if (least := min((*batches, *ranks), default=0)) < 1:
+        raise FloorplanError(f"--batch, --rank: {least} is not a positive number")
+    ranks, batches = list(dict.fromkeys(ranks)), list(dict.fromkeys(batches))
+    chosen = [method(n) for n in dict.fromkeys(methods)]
+    if not chosen:
+        raise FloorplanError("--methods: none is named; `floorplan compare --help` lists them")
+    s = subject_of(model, inputs, batch=2, shapes=shapes, weights=weights, allow=allow, trust=trust)
+    rows = [row for m in chosen for row in _of(s, m, ranks, batches, loss, (sites, seed, train_head), measured)]
+    if not any(r.predicted for r in rows):
+        raise FloorplanError(f"{s.name}: no method could be run: {rows[0].refused}")
+    return Comparison(s.name, loss, tuple(rows), s.notes)
+
+
+def _of(
+    s: Subject,
+    m: Method,
+    ranks: Sequence[int],
+    batches: Sequence[int],
+    loss: str,
+    rest: tuple[str, int, bool],
+    measured: bool,
+) -> Iterator[Row]:
+    for rank in ranks if m.ranked else ranks[:1]:
+        shown = rank if m.ranked else None
+        try:
+            traced, _ = adapted(s, Plan(m.name, Options(rank, *rest)), verified=False)
+        except FloorplanError as e:
+            yield from (Row(m.name, shown, b, refused=str(e)) for b in batches)
+            continue
+        gm = traced.gm.train(m.name != "zero-shot")
+        for b in batches:
+            try:
+                yield _row(gm, s.inputs, m, shown, b, loss, measured)
+            except Exception as e:  # one method that this batch does not suit must not cost the others
+                yield Row(m.name, shown, b, refused=f"at batch {b}: {describe(e)}")
+
+
+def _row(
+    gm: fx.GraphModule, like: Sequence[Any], m: Method, rank: int | None, batch: int, loss: str, measured: bool
+) -> Row:
+    inputs = filled(like, batch)
+    target, run = target_for(gm, inputs, loss), LOSSES[loss]
+    state = {id(t): t.numel() * t.element_size() for t in [*gm.parameters(), *gm.buffers()]}
+    layers = layers_of(gm, inputs)
+    return Row(
+        m.name,
+        rank,
+        batch,
+        predict_step(gm, inputs, target, run, m.replays),
+        measure_step(gm, inputs, target, run, m.replays) if measured else None,
+        sum(state.values()),
+        formulas.step(layers, batch, merges_of(gm), m.replays),
+        own_macs(gm, inputs, target, run, m.replays),
+    )
+
+
+__all__ = ["METHODS", "Comparison", "Row", "compare"]

@@ -1,0 +1,230 @@
+"""An adapted graph back into plain layers, and its adapters as a state_dict of the source model.
+
+FusedConv(x, skip)   ->  [F.pad] -> ConvNd, ConvTransposeNd [-> add(skip)] [-> activation]
+ChannelAffine(x)     ->  F.batch_norm(x, …, training=False)
+
+A scale and shift becomes the function, not nn.BatchNormNd: one layer fits one number of dimensions,
+which no module here knows, and train() would let it forget the statistics that were folded.
+"""
+
+import copy
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from floorplan.errors import FloorplanError
+from floorplan.graph.edit import calls_of, free_path, set_module
+from floorplan.layers.adapter import Adapter, adapters
+from floorplan.layers.branch import RankBranch
+from floorplan.layers.geometry import Geometry
+from floorplan.layers.plain import Clamp
+from floorplan.ledger.differ import relative_error
+from floorplan.methods.merge_branch import absorb_branches
+from floorplan.methods.plain import (
+    explicit_padding,
+    fixed_norm,
+    is_site,
+    mergeable,
+    merged_parameters,
+    plain_activation,
+    plain_conv,
+    plain_twin,
+)
+from floorplan.methods.verify import FLOAT64, double_copy, runs_in_double, to_double
+from floorplan.trees import tensors_in
+
+_NORM_STATE = ("running_mean", "running_var", "weight", "bias")
+
+
+def merge(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy of an adapted graph in plain torch layers, all parameters trainable; `module` stays.
+
+    Weights are merged in float64 and rounded once to the model's dtype; sites on the same tensors
+    stay so. FloorplanError names what does not merge.
+    """
+    refuse_unmergeable(module)
+    gm = copy.deepcopy(module)
+    absorb_branches(gm)
+    known = _Known()
+    for path in dict.fromkeys(str(n.target) for n in gm.graph.nodes if n.op == "call_module"):
+        layer = gm.get_submodule(path)
+        if is_site(layer):
+            _to_conv(gm, path, layer, known)
+        elif fixed_norm(layer) is not None:
+            _to_norm(gm, path, layer)
+        elif type(layer) is Clamp:
+            for node in calls_of(gm, path):
+                node.op, node.target = "call_function", torch.clamp
+                node.args = (*node.args, layer.low, layer.high)
+        elif (twin := plain_twin(layer)) is not None:
+            set_module(gm, path, twin)
+    gm.delete_all_unused_submodules()
+    gm.graph.lint()
+    gm.recompile()
+    for p in gm.parameters():
+        p.requires_grad_(p.is_floating_point() or p.is_complex())
+    plan = module.meta.get("floorplan", {})
+    gm.meta["floorplan"] = {"merged": True} | {k: plan[k] for k in ("method", "input") if k in plan}
+    return gm
+
+
+def refuse_unmergeable(module: nn.Module) -> None:
+    """Raise FloorplanError, naming method and layer, unless every adapter has a plain form."""
+    if not isinstance(module, fx.GraphModule):
+        kind = type(module).__name__
+        raise FloorplanError(f"merge: {kind} is no adapted graph; give rewrite(...).module or load(...)")
+    method = module.meta.get("floorplan", {}).get("method")
+    name = f"method {method}" if method else "the model"
+    found = [(path, m) for path, m in module.named_modules() if isinstance(m, Adapter)]
+    for path, m in sorted(found, key=lambda pair: pair[1].rank == 0):
+        if not mergeable(m):
+            raise FloorplanError(
+                f"merge: {name}: {path} is a {type(m).__name__}, which has no place in a plain"
+                " layer's weight; keep the adapted model as it is"
+            )
+        if isinstance(m, RankBranch) and m.norm is not None:
+            raise FloorplanError(f"merge: {name}: {path}: its BatchNorm of q does not merge; keep the model as it is")
+    if not adapters(module):
+        raise FloorplanError(f"merge: {name}: is plain already: nothing to merge")
+
+
+@dataclass
+class _Known:
+    """Convs made so far, by the tensors they were made of."""
+
+    layers: list[nn.Module] = field(default_factory=list)  # alive, so that no id comes twice
+    tensors: dict[Any, tuple[nn.Parameter, nn.Parameter | None]] = field(default_factory=dict)
+    places: dict[Any, str] = field(default_factory=dict)
+
+
+def _to_conv(gm: fx.GraphModule, path: str, layer: nn.Module, known: _Known) -> None:
+    geo = cast(Geometry, layer.geo)
+    made_of = tuple(id(t) for t in (*layer._parameters.values(), *layer._buffers.values()))
+    if made_of not in known.tensors:
+        known.layers.append(layer)
+        known.tensors[made_of] = merged_parameters(layer)
+    place = known.places.setdefault((made_of, geo), path)
+    if place == path:
+        set_module(gm, path, plain_conv(geo, *known.tensors[made_of]).train(layer.training))
+    act, act_path = plain_activation(layer), ""
+    if act is not None:
+        act_path = free_path(gm, f"{path}_act")
+        gm.add_submodule(act_path, act.train(layer.training))
+    for node in calls_of(gm, path):
+        skip = node.args[1] if len(node.args) > 1 else node.kwargs.get("skip")
+        x = node.args[0]
+        if explicit_padding(geo):
+            with gm.graph.inserting_before(node):
+                x = gm.graph.call_function(F.pad, (x,), _pad_options(geo))
+        node.target, node.args, node.kwargs = place, (x,), {}
+        _follow(gm.graph, node, skip, act_path)
+
+
+def _pad_options(geo: Geometry) -> dict[str, Any]:
+    flat = tuple(p for pair in reversed(geo.padding) for p in pair)
+    mode = "constant" if geo.mode == "zeros" else geo.mode
+    return {"pad": flat, "mode": mode, "value": None}
+
+
+def _follow(graph: fx.Graph, node: fx.Node, skip: Any, act: str) -> None:
+    """Add `skip` to a node's result and run the module at `act` on it; "" runs none."""
+    last, new = node, list[fx.Node]()
+    if skip is not None:
+        with graph.inserting_after(last):
+            last = graph.call_function(operator.add, (last, skip))
+            new.append(last)
+    if act:
+        with graph.inserting_after(last):
+            last = graph.call_module(act, (last,))
+            new.append(last)
+    if new:
+        node.replace_all_uses_with(last, delete_user_cb=lambda user: user not in new)
+
+
+def _to_norm(gm: fx.GraphModule, path: str, layer: nn.Module) -> None:
+    """A fixed scale and shift as F.batch_norm on buffers at the layer's own path."""
+    norm = fixed_norm(layer)
+    assert norm is not None
+    holder, act, act_path = nn.Module().train(layer.training), plain_activation(layer), ""
+    for name, t in zip(_NORM_STATE, norm, strict=False):
+        holder.register_buffer(name, None if t is None else cast(Tensor, t).detach().clone())
+    calls = calls_of(gm, path)
+    set_module(gm, path, holder)
+    if act is not None:
+        act_path = free_path(gm, f"{path}_act")
+        gm.add_submodule(act_path, act.train(layer.training))
+    for node in calls:
+        with gm.graph.inserting_before(node):
+            reads = [None if holder._buffers[n] is None else gm.graph.get_attr(f"{path}.{n}") for n in _NORM_STATE]
+        node.op, node.target = "call_function", F.batch_norm
+        node.args = (node.args[0], *reads, False, 0.0, norm[-1])
+        _follow(gm.graph, node, None, act_path)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A plain graph and how far its outputs are from the adapted model's, relative, in eval mode."""
+
+    module: fx.GraphModule
+    convs: int  # adapters that were merged
+    exact: float | None  # in float64; None if the model does not run in it
+    rounded: float  # in the model's own precision
+
+
+def merge_verified(module: fx.GraphModule, inputs: Sequence[Any]) -> Merged:
+    """Merge, and compare outputs on `inputs` in eval mode before anything is returned.
+
+    In float64, both sides merged there, at most 1e-12 relative; in the model's own precision 1e-5
+    (float32 on a CPU; elsewhere as many roundings). FloorplanError otherwise.
+    """
+    merged = merge(module)
+    found = None
+    if not runs_in_double(module, inputs):
+        twin = double_copy(module)
+        found = difference(twin, merge(twin), to_double(inputs))
+        _within(found, FLOAT64, "float64")
+    rounded = difference(copy.deepcopy(module), copy.deepcopy(merged), inputs)
+    _within(rounded, _roundings(merged), "the model's own precision")
+    return Merged(merged, len(adapters(module)), found, rounded)
+
+
+def _roundings(model: nn.Module) -> float:
+    """What two orders of rounding may differ by, in the model's dtype on its device."""
+    kinds = [p for p in model.parameters() if p.is_floating_point()]
+    eps = max((torch.finfo(p.dtype).eps for p in kinds), default=0.0)
+    # An accelerator may multiply float32 with 10 bits of mantissa: a last bit then counts for more.
+    least = 1e-5 if all(p.device.type == "cpu" for p in kinds) else 1e-3
+    return max(least, 84 * eps)
+
+
+def _within(error: float, allowed: float, where: str) -> None:
+    if not error <= allowed:
+        raise FloorplanError(
+            f"merge: outputs differ by {error:.1e} in {where} (allowed {allowed:.0e});"
+            " nothing was merged; please report this model"
+        )
+
+
+def difference(a: nn.Module, b: nn.Module, inputs: Sequence[Any]) -> float:
+    """Largest relative difference of the floating outputs of two models, which go to eval mode.
+
+    Infinite if they differ in number, shape or in where they are finite.
+    """
+    results = []
+    for m in (a, b):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # a dropout that is always on must draw the same twice
+            out = m.eval()(*copy.deepcopy(tuple(inputs)))
+            results.append([t for t in tensors_in(out) if t.is_floating_point() or t.is_complex()])
+    worst = 0.0 if len(results[0]) == len(results[1]) else float("inf")
+    for want, got in zip(*results, strict=False):
+        finite = torch.isfinite(want)
+        if got.shape != want.shape or not torch.equal(finite, torch.isfinite(got)):
+            return float("inf")
+        worst = max(worst, relative_error(got[finite], want[finite]))
+    return worst

@@ -1,0 +1,103 @@
+"""`floorplan merge`: an adapted.pt as a plain model, or as a state_dict of its source model.
+
+Either file is compared with the adapted model, and read back, before it gets its name.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+
+from floorplan.errors import FloorplanError
+from floorplan.files import ensure_writable, whole
+from floorplan.layers.adapter import adapters
+from floorplan.ledger.inputs import smaller_inputs
+from floorplan.methods.merge import difference, merge_verified, refuse_unmergeable
+from floorplan.methods.merge_state import delta_state
+from floorplan.methods.subject import read_adapted, subject_of
+from floorplan.methods.verify import double_copy, runs_in_double, same_outputs, to_double
+from floorplan.store.artifact import save_artifact
+from floorplan.store.load import load_model
+from floorplan.text import first_line
+
+
+def merge_file(
+    adapted: str,
+    output: str | Path,
+    *,
+    into: str | None = None,
+    weights: str | None = None,
+    allow: Sequence[str] = (),
+    trust: bool = False,
+    force: bool = False,
+) -> str:
+    """Merge the file `adapted` into `output`; returns the line that says so.
+
+    into: a model (file or factory, with `weights`) whose state_dict is written instead of a graph.
+    """
+    target = ensure_writable(output, force)
+    if into is None and (weights is not None or allow or trust):
+        raise FloorplanError("merge: --weights, --allow and --trust belong to --into MODEL; name it")
+    subject = subject_of(adapted, batch=2)
+    refuse_unmergeable(subject.model)
+    gm = cast(fx.GraphModule, subject.model)
+    inputs = smaller_inputs(gm, subject.inputs)
+    with whole(target) as draft:
+        if into is None:
+            far = _write_graph(gm, inputs, draft)
+        else:
+            source = load_model(into, weights=weights, allow=allow, trust=trust).module
+            far = _write_state(gm, source, inputs, draft)
+    what = f" into a state_dict of {into}" if into else ""
+    return f"wrote {target}: {len(adapters(gm))} convs merged{what}, largest relative difference {far}"
+
+
+def _write_graph(gm: fx.GraphModule, inputs: Sequence[Any], draft: Path) -> str:
+    merged = merge_verified(gm, inputs)
+    plain = merged.module.eval()
+    plan = plain.meta["floorplan"]
+    plan.setdefault("input", [list(t.shape) for t in inputs])
+    save_artifact(plain, draft, plan, force=True)
+    same_outputs(plain, read_adapted(draft), inputs, str(draft))
+    exact = "" if merged.exact is None else f"{merged.exact:.1e} in float64, "
+    return f"{exact}{merged.rounded:.1e} in its own precision"
+
+
+def _write_state(gm: fx.GraphModule, source: nn.Module, inputs: Sequence[Any], draft: Path) -> str:
+    state = delta_state(gm, source)
+    dtypes = [t.dtype for t in state.values() if t.is_floating_point()]
+    source.load_state_dict(state)
+    twin, where = gm, "its own precision"
+    if not (runs_in_double(gm, inputs) or runs_in_double(cast(Any, source), inputs)):
+        twin, source, where = double_copy(gm), source.double(), "float64"
+        inputs = to_double(inputs)
+    far = difference(twin, source, inputs)
+    # The weights were rounded when a BatchNorm was folded into them: the same as rewrite allows.
+    allowed = 2000 * max((torch.finfo(d).eps for d in dtypes), default=0.0)
+    if not far <= allowed:
+        raise FloorplanError(
+            f"merge: the model with these weights differs from the adapted one by {far:.1e} (allowed"
+            f" {allowed:.0e}); name the model, and the weights, that were adapted"
+        )
+    _save_tensors(state, draft)
+    return f"{far:.1e} in {where}"
+
+
+def _save_tensors(state: dict[str, Tensor], draft: Path) -> None:
+    try:
+        with draft.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        again = torch.load(draft, weights_only=True)
+    except (OSError, RuntimeError) as e:
+        raise FloorplanError(f"{draft}: cannot be written: {first_line(e)}") from e
+    if again.keys() != state.keys() or not all(_same(again[k], t) for k, t in state.items()):
+        raise FloorplanError(f"{draft}: does not read back as written; check the disk")
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a.cpu().nan_to_num(), b.cpu().nan_to_num())

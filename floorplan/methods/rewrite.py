@@ -1,0 +1,71 @@
+"""A model traced and rewritten by a method, each pass verified."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from floorplan.errors import FloorplanError
+from floorplan.graph.driver import Pass, Site
+from floorplan.graph.driver import rewrite as run_passes
+from floorplan.graph.edit import tied_convs
+from floorplan.graph.trace import Traced, trace
+from floorplan.layers.adapter import adapter_rank
+from floorplan.ledger.analyze import follows, trainable
+from floorplan.ledger.inputs import smaller_inputs
+from floorplan.methods.catalogue import Plan
+from floorplan.methods.catalogue import method as method_named
+from floorplan.methods.subject import Subject
+from floorplan.methods.verify import Verifier, double_copy, runs_in_double, same_start
+
+
+def adapted(s: Subject, plan: Plan, verified: bool) -> tuple[Traced, dict[str, list[Site]]]:
+    """Trace, run the method's passes, and put the graph in train mode."""
+    if adapter_rank(s.model) is not None:
+        raise FloorplanError(f"{s.name}: already adapted; rewrite its source model instead")
+    bad = next((n for n, p in s.model.named_parameters() if _not_finite(p)), "")
+    if bad and verified:
+        raise FloorplanError(f"{s.name}: {bad} holds NaN or infinity, so nothing can be verified; repair it first")
+    traced = trace(s.model, s.inputs, both_modes=True)
+    if not follows(traced.gm, s.inputs, s.model):
+        raise FloorplanError(
+            f"{s.name}: forward takes another branch when it is traced than when it runs; "
+            "decide by isinstance, hasattr or try outside the forward"
+        )
+    trainable(traced.gm, s.inputs)  # a model that cannot be trained is diagnosed, not repaired
+    line = method_named(plan.method).passes(plan.options)
+    notes = (*traced.notes, *tied_convs(traced.gm))
+    try:
+        if verified:
+            small = smaller_inputs(traced.gm, s.inputs)
+            # In float64, where a fold's rounding cannot hide (or be taken for) a fault of a pass.
+            if (why := runs_in_double(traced.gm, small)) == "":
+                run_passes(double_copy(traced.gm), line, Verifier(small))
+            else:
+                notes += (f"outputs verified in the model's own precision only, not in float64: {why}",)
+        gm, log = run_passes(traced.gm, line, _no_check)
+        if verified:
+            same_start(gm, _source(s.model, traced.gm), small)
+    except FloorplanError as e:
+        hint = "".join(f"; {path} was not traced: {why}" for path, why in list(traced.opaque.items())[:1])
+        raise type(e)(f"{s.name}: {e}{hint}") from e
+    gm.train()
+    return replace(traced, gm=gm, notes=notes), log
+
+
+def _source(model: nn.Module, graph: fx.GraphModule) -> nn.Module:
+    """The model itself, which the adapted graph must start as; its graph where it cannot be copied."""
+    try:
+        return copy.deepcopy(model)
+    except Exception:  # a computed tensor on it, a lock, a file
+        return graph
+
+
+def _not_finite(t: Any) -> bool:
+    return isinstance(t, Tensor) and t.is_floating_point() and not bool(torch.isfinite(t).all())
+
+
+def _no_check(p: Pass, before: fx.GraphModule, after: fx.GraphModule) -> None:
+    """`check` judges structure alone: lint has run, and no number of the model is trusted to it."""

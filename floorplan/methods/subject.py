@@ -1,0 +1,98 @@
+"""What a user named, loaded, with inputs to run it on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_iter
+
+from floorplan.errors import FloorplanError, LoadError, ReadsValues
+from floorplan.ledger.fakes import concrete_fakes
+from floorplan.ledger.inputs import infer_shape, make_inputs
+from floorplan.ledger.run import run_graph
+from floorplan.store.artifact import load_artifact
+from floorplan.store.load import load_model
+from floorplan.text import first_line
+from floorplan.trees import arguments
+
+Shapes = Sequence[Sequence[int]]
+
+
+def read_adapted(path: str | Path) -> fx.GraphModule:
+    """The graph of an adapted.pt, tried on fake tensors of the sizes that it records; LoadError if it is refused."""
+    return _tried(load_artifact(path), path)
+
+
+def _tried(gm: fx.GraphModule, path: str | Path) -> fx.GraphModule:
+    """A graph whose parts do not fit is refused here, by a run on fake tensors, not when it trains."""
+    meta = gm.meta["floorplan"]
+    shapes, plain = meta.get("input"), meta.get("plain", False)
+    if shapes is None or not plain:
+        return gm
+    like = next((t for t in gm.buffers() if t.is_floating_point()), torch.zeros(()))
+    try:
+        inputs = [like.new_zeros(()).expand(s) for s in shapes]
+        run_graph(concrete_fakes(gm, inputs), hooks=False, backward=True)
+    except ReadsValues:
+        return gm
+    except Exception as e:
+        raise LoadError(f"{path}: its graph does not run on the inputs it records: {first_line(e)}") from e
+    return gm
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with inputs to run it on, and what had to be said on the way."""
+
+    model: nn.Module
+    name: str
+    inputs: tuple[Any, ...]
+    notes: tuple[str, ...]
+
+
+def subject_of(
+    model: nn.Module | str, inputs: Any = None, *, batch: int | None = None,
+    shapes: Shapes | None = None, weights: str | None = None, allow: Sequence[str] = (),
+    trust: bool = False,
+) -> Subject:  # fmt: skip
+    """Load what a user named, and find inputs for it."""
+    notes: list[str] = []
+    sizes = [1 if batch is None else batch, *(n for d in shapes or () for n in d)]
+    if min(sizes) < 1:
+        raise FloorplanError(f"input: {min(sizes)} is no size; batch and shapes are positive")
+    if isinstance(model, str | Path):
+        loaded = load_model(str(model), weights=weights, allow=allow, trust=trust)
+        model, name = loaded.module, loaded.source
+        notes += loaded.notes
+        if isinstance(model, fx.GraphModule) and "floorplan" in model.meta:
+            _tried(model, loaded.source)
+    elif isinstance(model, torch.jit.ScriptModule):
+        raise FloorplanError("model: a TorchScript module has no Python forward to trace; give the eager model")
+    elif isinstance(model, nn.Module):
+        name = type(model).__name__
+    else:
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise FloorplanError(f"model: {what} is no model; give an nn.Module instance, a file or a factory's name")
+    if inputs is not None:
+        args = arguments(inputs)
+        bad = next((a for a in tree_iter(args) if not isinstance(a, _INPUTS)), None)
+        if bad is not None:
+            raise FloorplanError(f"inputs: a {type(bad).__name__} among them; give tensors, or containers of tensors")
+        return Subject(model, name, args, tuple(notes))
+    if shapes is None and (recorded := getattr(model, "meta", {}).get("floorplan", {}).get("input")):
+        shapes = [tuple(s[1:]) for s in recorded]
+        notes.append(f"input {[list(s) for s in shapes]} as recorded when it was adapted; --input sets it")
+    if shapes is None:
+        shape, how = infer_shape(model)
+        shapes = [shape]
+        notes.append(f"input {list(shape)} inferred from {how}; --input sets it")
+    return Subject(model, name, make_inputs(model, shapes, batch or DEFAULT_BATCH), tuple(notes))
+
+
+DEFAULT_BATCH = 8
+
+
+_INPUTS = (Tensor, int, float, bool, str, torch.dtype, torch.device, type(None))

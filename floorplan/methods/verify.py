@@ -1,0 +1,222 @@
+"""Is the rewritten graph still the same model? Outputs and gradients, in float64."""
+
+import copy
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
+
+from floorplan.errors import FloorplanError, PassError
+from floorplan.graph.driver import Pass
+from floorplan.layers.adapter import adapters
+from floorplan.layers.factor import FactorConv
+from floorplan.layers.fused import FusedConv
+from floorplan.layers.paper import PaperSite
+from floorplan.ledger.differ import relative_error, size_of
+from floorplan.ledger.figures import observe
+from floorplan.trees import tensors_in
+
+FLOAT64 = 1e-12
+ADAPTER_NAMES = ("U", "B")  # the factor that starts at zero
+
+
+class Mismatch(PassError):
+    """A pass changed outputs or gradients; carries the largest relative difference."""
+
+
+def randomize_adapters(gm: nn.Module, std: float = 0.05) -> None:
+    """Draw every U (LoRA's B) by its name: at zero half of the gradients would be vacuous."""
+    for name, p in gm.named_parameters():
+        if name.rpartition(".")[2] in ADAPTER_NAMES:
+            g = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            draw = torch.randn(p.shape, generator=g, dtype=torch.float64) * std
+            p.data.copy_(draw)
+
+
+def set_plain(gm: nn.Module, plain: bool) -> None:
+    """Let every site run by plain autograd (the reference), or by its own op."""
+    for m in gm.modules():
+        if isinstance(m, FusedConv | FactorConv | PaperSite):
+            m.plain = plain
+
+
+@dataclass(frozen=True)
+class Values:
+    """Outputs and gradients of one run."""
+
+    outputs: list[Tensor]
+    gradients: dict[str, Tensor]
+
+
+def values(gm: nn.Module, inputs: Sequence[Any], seed: int = 0) -> Values:
+    """Run once; differentiate a fixed random weighting of the outputs by inputs and parameters."""
+
+    def leaf(t: Any) -> Any:
+        if isinstance(t, Tensor) and t.is_floating_point():
+            return t.detach().clone().requires_grad_()
+        return t.clone() if isinstance(t, Tensor) else t
+
+    args = tree_map(leaf, tuple(inputs))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        # An in-place op may not touch a leaf that requires grad: hand over a view of its value.
+        out = gm(*tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, args))
+    outs = list(tensors_in(out))
+    roots = [t for t in outs if t.requires_grad]
+    names = ["parameter " + n for n, p in gm.named_parameters() if p.requires_grad]
+    leaves: list[Tensor] = [p for p in gm.parameters() if p.requires_grad]
+    for i, t in enumerate(tensors_in(args)):
+        if t.requires_grad:
+            names.append(f"input {i}")
+            leaves.append(t)
+    grads: Sequence[Tensor | None] = [None] * len(leaves)
+    if roots and leaves:
+        g = torch.Generator().manual_seed(seed + 1)
+        weights = [torch.randn(t.shape, generator=g, dtype=torch.float64).to(t) for t in roots]
+        grads = torch.autograd.grad(roots, leaves, weights, allow_unused=True)
+    found = {n: t for n, t in zip(names, grads, strict=True) if t is not None}
+    return Values([t.detach() for t in outs], found)
+
+
+def compare(got: Values, want: Values, tolerance: float, what: str) -> None:
+    """Raise Mismatch if outputs or common gradients differ by more than `tolerance`, relative."""
+    if len(got.outputs) != len(want.outputs):
+        raise Mismatch(f"{what}: {len(got.outputs)} outputs instead of {len(want.outputs)}")
+    both = zip(got.outputs, want.outputs, strict=True)
+    pairs = [(f"output {i}", a, b) for i, (a, b) in enumerate(both)]
+    common = got.gradients.keys() & want.gradients.keys()
+    if lost := [n for n in want.gradients if n.startswith("input") and n not in common]:
+        raise Mismatch(f"{what}: no gradient reaches {lost[0]} any more")
+    pairs += [(f"gradient of {n}", got.gradients[n], want.gradients[n]) for n in sorted(common)]
+    # A gradient that is zero but for rounding (a bias before a BatchNorm) has no scale of its own.
+    largest = max((size_of(t) for t in want.gradients.values()), default=0.0)
+    for name, a, b in pairs:
+        finite = torch.isfinite(b)
+        floor = 1e-3 * largest if name.startswith("gradient") else 0.0
+        same = a.shape == b.shape
+        error = relative_error(a[finite], b[finite], floor) if same else float("inf")
+        if error > tolerance or not torch.equal(finite, torch.isfinite(a)):
+            raise Mismatch(f"{what}: {name} differs by {error:.1e} (allowed {tolerance:.0e})")
+
+
+def double_copy(gm: fx.GraphModule) -> fx.GraphModule:
+    """A float64 copy."""
+    return copy.deepcopy(gm).double()
+
+
+def runs_in_double(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """Why a float64 copy of the graph cannot run (it casts by itself, say); "" if it can."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            double_copy(gm).eval()(*to_double(inputs))
+    except Exception as e:  # whatever the copy raises, it is no reason to refuse the model
+        return " ".join(str(e).split())[:200] or type(e).__name__
+    return ""
+
+
+def _drawn(gm: fx.GraphModule) -> fx.GraphModule:
+    twin = copy.deepcopy(gm).eval()
+    randomize_adapters(twin)
+    return twin
+
+
+def same_start(after: nn.Module, before: nn.Module, inputs: Sequence[Any]) -> None:
+    """In its own precision, the adapted model must start as the source model in eval mode."""
+    outs = []
+    for m in (after, before):
+        twin = copy.deepcopy(m).eval()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # a dropout that is always on must draw the same twice
+            outs.append(Values(list(tensors_in(twin(*inputs))), {}))
+    if not all(bool(torch.isfinite(t).all()) for t in outs[1].outputs):
+        return  # a source that gives NaN or infinity has no values to start from
+    kinds = [t.dtype for t in outs[1].outputs if t.is_floating_point()]
+    eps = max((torch.finfo(d).eps for d in kinds), default=0.0)
+    compare(outs[0], outs[1], 2000 * eps, "adapted against source")
+
+
+def to_double(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The inputs in float64."""
+
+    def cast(t: Any) -> Any:
+        return t.double() if isinstance(t, Tensor) and t.is_floating_point() else t
+
+    return tuple(tree_map(cast, tuple(inputs)))
+
+
+class Verifier:
+    """The driver's check: after every pass, the graph computes what it computed before."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self.inputs = to_double(inputs)
+        self._last: tuple[fx.GraphModule, Values] | None = None
+
+    def __call__(self, p: Pass, before: fx.GraphModule, after: fx.GraphModule) -> None:
+        tolerance = max(p.tolerance, FLOAT64)
+        known = self._last is not None and self._last[0] is before
+        want = self._last[1] if known and self._last else values(_drawn(before), self.inputs)
+        twin = _drawn(after)
+        got = values(twin, self.inputs)
+        adapted = has_adapters(twin)
+        if adapted:
+            set_plain(twin, True)
+            compare(got, values(twin, self.inputs), tolerance, "against plain autograd")
+            set_plain(twin, False)
+        before_adapted = has_adapters(before)
+        if adapted and not before_adapted:
+            # The adapter has just come: with U = 0 the model must not have moved.
+            for n, q in twin.named_parameters():
+                if n.rpartition(".")[2] in ADAPTER_NAMES:
+                    q.data.zero_()
+            compare(values(twin, self.inputs), want, tolerance, "at U = 0")
+        else:
+            compare(got, want, tolerance, "before and after")
+        if trained(after) <= trained(before):  # what begins to train may keep more
+            _no_more_kept(kept_bytes(after, self.inputs), kept_bytes(before, self.inputs))
+        self._last = (after, got)
+
+
+def trained(gm: nn.Module) -> set[str]:
+    """Names of the trainable parameters."""
+    return {n for n, p in gm.named_parameters() if p.requires_grad}
+
+
+def has_adapters(gm: nn.Module) -> bool:
+    """Whether any site trains."""
+    return bool(adapters(gm))
+
+
+def kept_bytes(gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
+    """Bytes of the distinct storages kept for backward; state, inputs and packed bits apart.
+
+    A gate may stand beside a result that a later layer keeps anyway, so bits are not compared.
+    """
+    saved = observe(gm, inputs, hooks=True).saved
+    kept = [s for s in saved if s.owner == "kept" and s.dtype != torch.uint8]
+    return sum({s.storage: int(s.nbytes) for s in kept}.values())
+
+
+def _no_more_kept(after: int, before: int) -> None:
+    if after > before:
+        raise Mismatch(f"autograd keeps {after:,} bytes where it kept {before:,}")
+
+
+def same_outputs(a: nn.Module, b: nn.Module, inputs: Sequence[Any], where: str) -> None:
+    """Raise FloorplanError unless both give the same bits in eval mode."""
+    results = []
+    for m in (a, b):
+        modes = {c: c.training for c in m.modules()}
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            results.append(list(tensors_in(m.eval()(*inputs))))
+        for c, mode in modes.items():
+            c.training = mode
+    same = len(results[0]) == len(results[1])
+    if not same or not all(torch.equal(x, y) for x, y in zip(*results, strict=True)):
+        raise FloorplanError(
+            f"{where}: what was written does not load back to the same outputs; please report this model"
+        )

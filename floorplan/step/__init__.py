@@ -1,0 +1,1 @@
+"""The compiled step: straight-line code in place of autograd."""

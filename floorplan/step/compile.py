@@ -1,0 +1,210 @@
+"""compile_step: a training step without autograd for an adapted model, by a schedule.
+
+    step = floorplan.compile_step(model, loss, plan=Schedule(micro_batch=16))
+    loss = step(x, y)            .grad is filled; any torch optimizer follows
+
+The gradients are those of the whole batch, whatever the schedule.
+"""
+
+import copy
+import hashlib
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from floorplan.errors import FloorplanError
+from floorplan.files import write_text
+from floorplan.layers.adapter import adapters
+from floorplan.layers.bits import as_layout
+from floorplan.layers.fused import FusedConv
+from floorplan.layers.promises import Forgetful, Keep, Promise
+from floorplan.ledger.inputs import make_inputs
+from floorplan.ledger.losses import LOSSES, Loss
+from floorplan.step.guard import Compiled, ready, refuse_mixing, trainable_names
+from floorplan.step.plan_file import options_in, read_plan, schedule_in
+from floorplan.step.program import Builder, Program
+from floorplan.step.schedule import Schedule
+from floorplan.step.source import Source, SourcePlan, source_of
+from floorplan.trees import arguments, tensors_in
+
+LAYOUTS = ("auto", "contiguous", "channels_last")
+
+
+@dataclass(repr=False)
+class Step:
+    """A compiled training step. `step(*inputs, target)` fills .grad and returns the loss.
+
+    source: the Python that runs. fallback: nodes that run under autograd, and why.
+    """
+
+    module: nn.Module
+    schedule: Schedule
+    program: Program
+    layout: int  # 1: channels_last
+    loss: Loss
+    mean: bool
+    run: Callable[[Sequence[Any], Any], Tensor] = field(init=False, repr=False)
+    guard: Compiled = field(init=False, repr=False)
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        """inputs: the model's arguments, then the target. Gradients are added to .grad."""
+        ready(self.guard, inputs)
+        untouched = [p for p in self.module.parameters() if p.grad is None]
+        try:
+            return self.run(inputs[:-1], inputs[-1])
+        except (RuntimeError, ValueError, TypeError, IndexError) as e:
+            for p in untouched:  # what a part has added so far is no gradient of the batch
+                p.grad = None
+            raise FloorplanError(f"step: {type(e).__name__}: {' '.join(str(e).split())[:300]}") from e
+
+    def __repr__(self) -> str:
+        return f"Step({type(self.module).__name__}, {self.schedule}, {len(self.fallback)} nodes under autograd)"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Step":
+        """A step of a copy of the module."""
+        twin = Step(copy.deepcopy(self.module, memo), self.schedule, self.program, self.layout, self.loss, self.mean)
+        twin.guard = replace(self.guard, module=twin.module)
+        twin.run = twin.bound(twin.module)
+        return twin
+
+    def __reduce__(self) -> Any:
+        raise FloorplanError("step: is not written to a file; save the model and compile it again, or step.save(path)")
+
+    @property
+    def source(self) -> str:
+        """The Python that runs."""
+        return self._source(False).text
+
+    def _source(self, marked: bool) -> Source:
+        s = self.schedule
+        sizes = (*(m for _, m in s.stages), s.last)
+        plan = SourcePlan(type(self.module).__name__, str(s).capitalize(), self.layout, s.micro_batch, sizes)
+        return source_of(self.program, plan, marked)
+
+    def bound(
+        self, model: nn.Module, at: Callable[[str, str], None] | None = None
+    ) -> Callable[[Sequence[Any], Any], Tensor]:
+        """The step on a model's modules, its own or their fakes; `at` is told every node and direction."""
+        source = self._source(at is not None)
+        name = f"<floorplan step {hashlib.sha1(source.text.encode()).hexdigest()[:12]}>"
+        linecache.cache[name] = (len(source.text), None, source.text.splitlines(True), name)
+        space: dict[str, Any] = {**source.namespace, "at": at}
+        exec(compile(source.text, name, "exec"), space)
+        return space["make_step"](model, self.loss, self.mean, at)  # type: ignore[no-any-return]
+
+    @property
+    def fallback(self) -> dict[str, str]:
+        """Nodes without a straight-line rule, which run under autograd."""
+        nodes = [n for r in self.program.regions for n in r.nodes]
+        return {n.name: f"{_called(self.program.gm, n)} has no straight-line rule" for n in nodes}
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the generated source."""
+        write_text(path, self.source, force=force)
+
+
+def _called(gm: fx.GraphModule, n: fx.Node) -> str:
+    if n.op == "call_module":
+        return type(gm.get_submodule(str(n.target))).__name__
+    return getattr(n.target, "__name__", str(n.target))
+
+
+def compile_step(
+    model: fx.GraphModule,
+    loss: str | Callable[[Any, Any], Tensor],
+    inputs: Any = None,
+    *,
+    plan: Schedule | Mapping[str, Any] | str | Path | None = None,
+    reduction: str = "mean",
+) -> Step:
+    """A step of `model` (of `rewrite` or `load`) by `plan`, as straight-line code without autograd.
+
+    loss: cross_entropy, mse, sum, or a callable (output, target) -> scalar, by its `reduction` a mean or a sum
+    over samples. plan: a Schedule, a plan.json (its path or document), or by default the schedule that the model
+    was rewritten with. inputs: example arguments; by default those recorded when the model was adapted.
+    channels_last lays the model's conv weights out anew, values unchanged.
+    """
+    if not isinstance(model, fx.GraphModule):
+        raise FloorplanError(f"compile_step: {type(model).__name__} is no adapted graph; give rewrite(...).module")
+    if isinstance(loss, str) and loss not in LOSSES:
+        raise FloorplanError(f"loss {loss}: not known; use {', '.join(LOSSES)}")
+    if reduction not in ("mean", "sum"):
+        raise FloorplanError(f"reduction {reduction}: not known; use mean or sum")
+    run = LOSSES[loss] if isinstance(loss, str) else loss
+    mean = (reduction == "mean") and loss != "sum"
+    again = next((n for n, m in model.named_modules() if isinstance(m, Keep | Promise | Forgetful)), None)
+    if again is not None:
+        raise FloorplanError(
+            f"compile_step: {again} computes again what it let go, which autograd alone runs; compile "
+            "the model as it was before remat"
+        )
+    schedule = plan if isinstance(plan, Schedule) else _schedule_of(plan, model)
+    args = example_inputs(model) if inputs is None else arguments(inputs)
+    if not any(isinstance(a, Tensor) for a in args):
+        raise FloorplanError("compile_step: no input is a tensor; give example inputs, batch first")
+    if schedule.parts:
+        refuse_mixing(model, args)
+    builder = Builder(model, args, schedule)
+    layout = layout_for(builder.values, schedule.layout, model)
+    program = builder.build()
+    _lay_out(model, layout)
+    step = Step(model, schedule, program, layout, run, mean)
+    outputs = program.values[program.head.nodes[-1].name]
+    step.guard = Compiled(
+        model, run, mean, schedule.parts, len(program.inputs), outputs, tuple(program.names), trainable_names(model)
+    )
+    step.run = step.bound(model)
+    return step
+
+
+def _schedule_of(plan: Mapping[str, Any] | str | Path | None, model: fx.GraphModule) -> Schedule:
+    if plan is None:
+        return Schedule.of(model.meta.get("floorplan", {}).get("schedule", {}))
+    if not isinstance(plan, str | Path | Mapping):
+        raise FloorplanError(f"compile_step: a {type(plan).__name__} is no plan; give a Schedule or a plan.json")
+    if isinstance(plan, Mapping) and "schema" not in plan:
+        return Schedule.of(plan)
+    document = read_plan(plan)
+    planned, has = options_in(document)["rank"], {m.rank for _, m in adapters(model)}
+    if has and has != {planned}:
+        raise FloorplanError(f"compile_step: the plan is for rank {planned}, the model has rank {max(has)}; plan again")
+    return Schedule.of(schedule_in(document))
+
+
+def example_inputs(model: fx.GraphModule) -> tuple[Any, ...]:
+    """Inputs of the sizes recorded when the model was adapted, batch 2."""
+    recorded = model.meta.get("floorplan", {}).get("input")
+    if not recorded:
+        raise FloorplanError("compile_step: no input size is recorded with the model; give inputs=")
+    return make_inputs(model, [tuple(s[1:]) for s in recorded], 2)
+
+
+def _is_site(gm: fx.GraphModule, n: fx.Node) -> bool:
+    return isinstance(gm.get_submodule(str(n.target)), FusedConv)
+
+
+def layout_for(values: Mapping[str, Any], asked: str, model: fx.GraphModule) -> int:
+    """1 for channels_last: where it is asked for, or by itself for 2-D float32 and 16-bit maps."""
+    if asked not in LAYOUTS:
+        raise FloorplanError(f"layout {asked}: not known; use {', '.join(LAYOUTS)}")
+    sites = [n.name for n in model.graph.nodes if n.op == "call_module" and _is_site(model, n)]
+    maps = [t for n in sites or values for t in tensors_in(values.get(n)) if t.is_floating_point() and t.dim() > 2]
+    flat = bool(maps) and all(t.dim() == 4 for t in maps)
+    if asked == "channels_last" and not any(t.dim() == 4 for t in maps):
+        raise FloorplanError("layout channels_last: the model has no (B, C, H, W) map; use contiguous")
+    return int(asked == "channels_last" or (asked == "auto" and flat and maps[0].dtype != torch.float64))
+
+
+def _lay_out(model: nn.Module, layout: int) -> None:
+    """Conv weights as the maps lie, values unchanged: a kernel would lay them out anew on every call."""
+    for t in [*model.parameters(), *model.buffers()]:
+        if t.dim() == 4 and t.is_floating_point():
+            t.data = as_layout(t.data, layout)
+
+
+__all__: Sequence[str] = ("Schedule", "Step", "compile_step")

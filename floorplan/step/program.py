@@ -1,0 +1,249 @@
+"""From an adapted graph to a straight-line training step: stages, regions, and the source they become.
+
+    stage k     forward_k(x) -> y, kept          backward_k(g, kept) -> gx
+    head        finish(x, target) -> loss, gx    the last nodes and the loss, under autograd
+
+A stage is cut where one value alone crosses. What is upstream of everything trainable keeps nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx
+
+from floorplan.errors import FloorplanError
+from floorplan.step.forms import branches
+from floorplan.step.graph import crossings, learners, ordered, values_of
+from floorplan.step.ir import Function, Instr
+from floorplan.step.rules import Context, rule_of
+from floorplan.step.schedule import WHOLE, Schedule
+from floorplan.step.stream_rules import Triple, stream_backward, stream_forward, triple, wide
+from floorplan.trees import tensors_in
+
+
+@dataclass(frozen=True)
+class RegionSource:
+    """Nodes that run under autograd: a function of `arguments`, and which of these need a gradient."""
+
+    name: str
+    nodes: tuple[fx.Node, ...]
+    arguments: tuple[fx.Node, ...]
+    results: tuple[fx.Node, ...]
+    grads: tuple[bool, ...]
+
+
+@dataclass
+class Stage:
+    """One stage's two functions; `result` crosses to the next."""
+
+    forward: Function
+    backward: Function
+    learns: bool  # whether its argument needs a gradient
+    keeps: tuple[str, ...]
+
+
+@dataclass
+class Program:
+    """Stages in order, the head that ends them, and the regions that any of these call."""
+
+    gm: fx.GraphModule
+    stages: list[Stage]
+    head: RegionSource
+    regions: list[RegionSource]
+    names: dict[str, str]  # module path -> name in the source
+    inputs: tuple[str, ...]
+    values: dict[str, Any] = field(repr=False, default_factory=dict)
+
+
+class Builder:
+    """Builds a program by a schedule, for inputs of these sizes."""
+
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], schedule: Schedule = WHOLE) -> None:
+        self.gm, self.nodes = gm, ordered(gm)
+        self.values = values_of(gm, inputs)
+        self.learns = learners(gm, self.values)
+        self.reuse, self.stream = frozenset(schedule.reuse), schedule.stream
+        self.regions: list[RegionSource] = []
+        self.names: dict[str, str] = {}
+        self.comments = {n.name: _comment(gm, n, self.values.get(n.name)) for n in self.nodes}
+        self.cuts = self._checked([n for n, _ in schedule.stages])
+        batch = next((v.shape[0] for v in tensors_in(tuple(inputs)) if v.dim()), 1)
+        if self.stream and not wide(gm, self.values, self.learns):
+            raise FloorplanError("schedule: stream: the model has no inverted residual whose maps could be streamed")
+        chosen, known = schedule.branches, {n.name for n in self.nodes}
+        if strange := [n for n in (*(chosen or ()), *schedule.reuse) if n not in known]:
+            raise FloorplanError(f"schedule: {strange[0]}: the model has no such node")
+        if odd := [n for n in known if not n.isidentifier()]:
+            raise FloorplanError(f"schedule: {odd[0]!r}: no name that code can have; rename the node")
+        self.branches = frozenset(branches(gm, self.values, self._sizes(schedule, batch)) if chosen is None else chosen)
+
+    def _sizes(self, s: Schedule, batch: int) -> dict[str, int]:
+        """The samples at a time at every node."""
+        most, at, out = s.micro_batch or batch, 0, {}
+        sizes, ends = [*(m for _, m in s.stages), s.last], [n for n, _ in s.stages]
+        for n in self.nodes:
+            out[n.name] = min(sizes[at] or most, most)
+            at += at < len(ends) and n.name == ends[at]
+        return out
+
+    def _checked(self, cuts: Sequence[str]) -> list[tuple[str, str]]:
+        possible = {n.name: v.name for n, v in crossings(self.nodes)}
+        for c in cuts:
+            if c not in {n.name for n in self.nodes}:
+                raise FloorplanError(f"schedule: {c}: the model has no such node; {_near(possible)}")
+            if c not in possible:
+                raise FloorplanError(f"schedule: {c}: more than one value crosses behind it; {_near(possible)}")
+        return [(c, possible[c]) for c in cuts]
+
+    def build(self) -> Program:
+        """The program."""
+        inside = [n for n in self.nodes if n.op not in ("placeholder", "output", "get_attr")]
+        ruled = [k for k, n in enumerate(inside) if rule_of(n, self.gm, self.values) is not None]
+        split = ruled[-1] + 1 if ruled else 0
+        body, tail = inside[:split], inside[split:]
+        output = next(n for n in self.nodes if n.op == "output")
+        inputs = tuple(n.name for n in self.nodes if n.op == "placeholder")
+        parts, start = [], 0
+        for c, value in self.cuts:
+            end = next((k + 1 for k, n in enumerate(body) if n.name == c), None)
+            if end is None or end <= start:
+                raise FloorplanError(f"schedule: {c}: is no cut in order, inside the straight-line part")
+            parts.append((body[start:end], (value,)))
+            start = end
+        head = self._region(tail, extra=output, name="head")
+        last = tuple(a.name for a in head.arguments)
+        stages: list[Stage] = []
+        arguments, owned = inputs, False
+        for nodes, results in [*parts, (body[start:], last)]:
+            stages.append(self._stage(len(stages), nodes, arguments, results, owned))
+            arguments, owned = results, True
+        return Program(self.gm, stages, head, self.regions, self.names, inputs, self.values)
+
+    def _stage(
+        self, k: int, nodes: list[fx.Node], arguments: tuple[str, ...], results: tuple[str, ...], owned: bool
+    ) -> Stage:
+        c = Context(self.gm, self.values, self.learns, self.branches, self.reuse, self.stream, self.names)
+        raw = () if owned else tuple(a for a in arguments if self._lies(a))
+        for a in raw:
+            c.forward.append(_laid(a))
+        units = self._units(c, nodes)
+        for unit in units:
+            if isinstance(unit, RegionSource):
+                self._call(c, unit)
+            elif isinstance(unit, tuple):
+                stream_forward(c, unit)
+            else:
+                rule_of(unit, self.gm, self.values).forward(c, unit)  # type: ignore[union-attr]
+        given = tuple(f"g_{r}" for r in results if r in self.learns)
+        for r in results:
+            if r in self.learns:
+                c.grads[r] = c.fresh(f"g_{r}")
+        for unit in reversed(units):
+            if isinstance(unit, RegionSource):
+                self._return(c, unit)
+            elif isinstance(unit, tuple):
+                if (g := c.grads.get(unit[2].name)) is not None:
+                    stream_backward(c, unit, g)
+            elif (g := c.grads.get(unit.name)) is not None:
+                rule_of(unit, self.gm, self.values).backward(c, unit, g)  # type: ignore[union-attr]
+        wanted = tuple(c.grads[a] for a in arguments if a in self.learns and a in c.grads)
+        read = {v for i in c.backward for v in i.reads}
+        keeps = tuple(v for v in dict.fromkeys(v for i in c.forward for v in i.out) if v in read)
+        taken = tuple(f"r_{a}" if a in raw else a for a in arguments)
+        forward = Function(f"forward_{k}", taken, c.forward, (*results, *keeps), owned, self.comments)
+        apart = len(given) < 2  # gradients that come together may share memory
+        backward = Function(f"backward_{k}", (*given, *keeps), c.backward, wanted, apart, self.comments)
+        return Stage(forward, backward, bool(wanted), keeps)
+
+    def _lies(self, name: str) -> bool:
+        """Whether a value is a map, which lies in the step's layout."""
+        v = self.values.get(name)
+        return isinstance(v, Tensor) and v.is_floating_point() and v.dim() in (4, 5)
+
+    def _units(self, c: Context, nodes: list[fx.Node]) -> list[fx.Node | RegionSource | Triple]:
+        """What is written as one: a node with a rule, an inverted residual, a region."""
+        out: list[fx.Node | RegionSource | Triple] = []
+        run: list[fx.Node] = []
+        inside = set(nodes)
+        taken = {t[2]: t for n in nodes if (t := triple(c, n)) and inside.issuperset(t)}
+        skipped = {n for t in taken.values() for n in t[:2]}
+        for n in nodes:
+            if n in skipped:
+                continue
+            if rule_of(n, self.gm, self.values) is None:
+                run.append(n)
+                continue
+            out += [self._region(run)] if run else []
+            run = []
+            out.append(taken.get(n, n))
+        return out + ([self._region(run)] if run else [])
+
+    def _region(self, nodes: list[fx.Node], extra: fx.Node | None = None, name: str = "") -> RegionSource:
+        inside = set(nodes)
+        readers = [*nodes, extra] if extra is not None else nodes
+        read = dict.fromkeys(a for n in readers for a in n.all_input_nodes)
+        arguments = tuple(a for a in read if a not in inside and a.op != "get_attr")
+        results = tuple(n for n in nodes if any(u not in inside for u in n.users)) if extra is None else ()
+        for v in (*arguments, *results):
+            if v.name in self.learns and not isinstance(self.values[v.name], Tensor):
+                raise FloorplanError(
+                    f"{v.name}: a {type(self.values[v.name]).__name__} of tensors crosses a stage; "
+                    "take it apart where it is made"
+                )
+        found = RegionSource(
+            name or f"region_{len(self.regions)}",
+            tuple(readers),
+            arguments,
+            results,
+            tuple(a.name in self.learns for a in arguments),
+        )
+        if not name:
+            self.regions.append(found)
+        return found
+
+    def _call(self, c: Context, r: RegionSource) -> None:
+        reads = tuple(a.name for a in r.arguments)
+        code = ", ".join(f"{{{k}}}" for k in range(len(reads)))
+        laid = [n.name for n in r.results if self._lies(n.name)]
+        out = tuple(f"r_{n.name}" if n.name in laid else n.name for n in r.results)
+        if any(n.name in self.learns for n in r.results):
+            tape = (f"t_{r.name}",)
+            c.forward.append(
+                Instr(r.name, (*out, *tape), f"{r.name}.forward({code})", reads, shares=reads, fresh=False)
+            )
+        elif out:
+            suffix = "[0]" if len(out) == 1 else ""
+            c.forward.append(Instr(r.name, out, f"{r.name}.plain({code}){suffix}", reads, shares=reads))
+        c.forward += [_laid(v) for v in laid]
+
+    def _return(self, c: Context, r: RegionSource) -> None:
+        names = [c.grads.get(n.name) for n in r.results]
+        if not any(names):
+            return
+        reads = (f"t_{r.name}", *(n for n in names if n))
+        at = iter(range(1, len(reads)))
+        code = ", ".join(f"{{{next(at)}}}" if n else "None" for n in names)
+        wanted = [a for a, g in zip(r.arguments, r.grads, strict=True) if g]
+        fresh = [c.fresh(f"g_{a.name}") for a in wanted]
+        suffix = "[0]" if len(fresh) == 1 else ""
+        shares = tuple(n for n in names if n)
+        c.backward.append(
+            Instr(r.name, tuple(fresh), f"{r.name}.backward({{0}}, {code}){suffix}", reads, shares=shares)
+        )
+        for a, g in zip(wanted, fresh, strict=True):
+            c.arrive(a, g, r.nodes[0])
+
+
+def _near(possible: Iterable[str]) -> str:
+    return f"cut at one of {', '.join(list(possible)[:8])}, …"
+
+
+def _laid(v: str) -> Instr:
+    return Instr(v, (v,), "as_map({0}, LAYOUT)", (f"r_{v}",), shares=(f"r_{v}",))
+
+
+def _comment(gm: fx.GraphModule, n: fx.Node, value: Any) -> str:
+    shape = f"  -> {list(value.shape)}" if isinstance(value, Tensor) else ""
+    what = f" {gm.get_submodule(str(n.target))}" if n.op == "call_module" else ""
+    return " ".join(f"{n.name}{what}".split())[:100] + shape

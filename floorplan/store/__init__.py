@@ -1,0 +1,1 @@
+"""Models into and out of files; nothing of a file is run."""

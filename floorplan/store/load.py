@@ -1,0 +1,234 @@
+"""A model from what the user names: a file, or a factory in a module or a Python file.
+
+model.pt          -> recognised by its bytes, then read without running code that it chooses
+pkg.mod:factory   -> the user's own code: imported and called without arguments
+path/file.py:name -> the same, from a file that need not be importable
+"""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from floorplan.errors import LoadError
+from floorplan.store.admit import check_allowed, import_path
+from floorplan.store.recognize import REFUSED, SAFETENSORS, TAR, damaged_record, load_error, open_file, recognize
+from floorplan.store.unpickle import read
+from floorplan.store.weights import NESTED, copy_weights, is_state_dict
+from floorplan.text import describe
+
+ADAPTED = "floorplan.adapted/1"
+_FACTORY = "name a factory, as in: floorplan check pkg.mod:factory --weights FILE"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A module in the mode and with the requires_grad flags it was saved with."""
+
+    module: nn.Module
+    source: str
+    notes: tuple[str, ...]
+
+
+def load_model(spec: str, *, weights: str | None = None, allow: Sequence[str] = (), trust: bool = False) -> Loaded:
+    """Load `spec`, a file or a factory; LoadError, on one line, for all that goes wrong.
+
+    `allow` names packages (or dotted parts of them) whose Module classes a file may use; a file
+    runs code of its own choice only with `trust`. `weights` is copied over the module, strictly.
+    """
+    check_allowed(allow)
+    if ":" in spec and not _exists(spec):
+        module, source = _from_factory(spec)
+        notes: tuple[str, ...] = ()
+    else:
+        module, source, notes = _from_file(spec, allow, trust)
+    module, unwrapped = _unwrap(module, spec)
+    notes += unwrapped
+    if weights is not None:
+        notes += load_weights(module, weights, allow=allow, trust=trust)
+        source += f", weights {weights}"
+    return Loaded(module, source, notes)
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def load_weights(module: nn.Module, path: str, *, allow: Sequence[str] = (), trust: bool = False) -> tuple[str, ...]:
+    """Copy a state_dict file into `module`; every key and shape must match. Returns notes."""
+    kind, found = _read(path, allow, trust)
+    if kind == SAFETENSORS:
+        found = _read_safetensors(path)
+    return copy_weights(module, found, path)
+
+
+def _read(path: str, allow: Sequence[str], trust: bool) -> tuple[str, Any]:
+    """What kind of file it is, and the object in it (None for safetensors)."""
+    with open_file(path) as file:
+        try:
+            what = recognize(file, path)
+        except OSError as e:
+            raise load_error(path, f"cannot be read ({describe(e)})") from e
+        if what.kind == REFUSED or (what.kind == TAR and not trust):
+            raise load_error(path, what.why)
+        if what.kind == SAFETENSORS:
+            return what.kind, None
+        return what.kind, read(file, what.kind, path, allow=allow, trust=trust)
+
+
+def _read_safetensors(path: str) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path, device="cpu")
+    except Exception as e:
+        raise load_error(path, f"damaged safetensors file ({describe(e)})") from e
+
+
+def _from_file(path: str, allow: Sequence[str], trust: bool) -> tuple[nn.Module, str, tuple[str, ...]]:
+    kind, found = _read(path, allow, trust)
+    if kind == SAFETENSORS:
+        raise load_error(path, f"safetensors hold weights only: {_FACTORY}")
+    if isinstance(found, nn.Module):
+        return found, f"{path} ({type(found).__name__})", _damage(path)
+    if isinstance(found, Mapping):
+        module, source, notes = _from_mapping(found, path)
+        return module, source, notes + _damage(path)
+    what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+    raise load_error(path, f"holds {what}, not a model")
+
+
+def _damage(path: str) -> tuple[str, ...]:
+    """A note, no refusal: torch can be told to write no checksums."""
+    bad = damaged_record(path)
+    return (f"{bad} does not match its checksum: damaged, or saved without checksums",) if bad else ()
+
+
+def _from_mapping(found: Mapping[Any, Any], path: str) -> tuple[nn.Module, str, tuple[str, ...]]:
+    if isinstance(tag := found.get("format"), str) and tag == ADAPTED:
+        return _load_artifact(path), f"{path} (adapted model)", ()
+    keys = [*NESTED, *(k for k in found if k not in NESTED)]
+    for key in keys:
+        if isinstance(module := found.get(key), nn.Module):
+            source = f"{path} ({type(module).__name__})"
+            return module, source, (f"took the model under the key {key!r} of a dict",)
+    if is_state_dict(found):
+        raise load_error(path, f"holds a state_dict ({len(found)} tensors), no model: {_FACTORY}")
+    inner = next((k for k in keys if is_state_dict(found.get(k))), None)
+    if inner is not None:
+        raise load_error(path, f"a checkpoint with a state_dict under {inner!r}: {_FACTORY}")
+    names = ", ".join(k if isinstance(k, str) else type(k).__name__ for k in list(found)[:4])
+    raise load_error(path, f"holds a dict without a model in it (keys: {names or 'none'})")
+
+
+def _load_artifact(path: str) -> nn.Module:
+    from floorplan.store.artifact import load_artifact
+
+    try:
+        module: nn.Module = load_artifact(path, map_location="cpu")
+        return module
+    except LoadError:
+        raise
+    except Exception as e:
+        raise load_error(path, f"damaged adapted model ({describe(e)})") from e
+
+
+def _unwrap(module: nn.Module, spec: str) -> tuple[nn.Module, tuple[str, ...]]:
+    notes: list[str] = []
+    while isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner = vars(module)["_modules"].get("module")
+        if not isinstance(inner, nn.Module) or len(notes) > 3:
+            raise load_error(spec, f"a {type(module).__name__} around nothing: damaged")
+        notes.append(f"unwrapped {type(module).__name__}: analysing the module inside")
+        module = inner
+    if type(module).__name__ == "OptimizedModule":
+        notes.append("unwrapped the compiled module: analysing the eager one")
+        module = module.get_submodule("_orig_mod")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise load_error(spec, "a TorchScript module, which cannot be analysed; name the eager one")
+    return module, tuple(notes)
+
+
+def _from_factory(spec: str) -> tuple[nn.Module, str]:
+    where, _, name = spec.rpartition(":")
+    if "/" in name or "\\" in name:  # the colon stood in a folder's name or after a drive
+        raise load_error(spec, "no such file; a factory is named pkg.mod:factory")
+    if not where or not name:
+        raise load_error(spec, "not a file; a factory is named pkg.mod:factory or FILE.py:factory")
+    is_file = where.endswith(".py") or "/" in where or "\\" in where
+    with import_path(str(Path(where).parent) if is_file else "."):
+        home = _import_source(where, spec) if is_file else _import_module(where, spec)
+        target: Any = home
+        for part in name.split("."):
+            try:
+                target = getattr(target, part)
+            except Exception as e:
+                raise load_error(spec, f"{where} has no {name!r}{_near(home)}") from e
+        return _build(target, spec)
+
+
+def _near(home: Any) -> str:
+    public = [n for n, v in vars(home).items() if callable(v) and not n.startswith("_")]
+    own = [n for n in public if getattr(vars(home)[n], "__module__", "") == home.__name__]
+    return f" (it has {', '.join(own[:5])})" if own else ""
+
+
+def _build(target: Any, spec: str) -> tuple[nn.Module, str]:
+    if isinstance(target, nn.Module):
+        return target, f"{spec} ({type(target).__name__})"
+    if not callable(target):
+        raise load_error(spec, f"a {type(target).__name__}, neither callable nor a torch.nn.Module")
+    needed = _required(target)
+    if needed:
+        raise load_error(spec, f"needs arguments ({', '.join(needed)}); name a function without")
+    try:
+        module = target()
+    except (Exception, SystemExit) as e:
+        raise load_error(spec, f"raised {describe(e)}") from e
+    if not isinstance(module, nn.Module):
+        raise load_error(spec, f"returned a {type(module).__name__}, not a torch.nn.Module")
+    return module, f"{spec} ({type(module).__name__})"
+
+
+def _required(target: Any) -> list[str]:
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return []  # some built-ins have no signature: calling them will tell
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
+
+
+def _import_module(name: str, spec: str) -> Any:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise load_error(spec, f"no such file, and {name!r} is not the name of a module")
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as e:
+        raise load_error(spec, f"cannot import {name} ({describe(e)})") from e
+
+
+def _import_source(path: str, spec: str) -> Any:
+    open_file(path).close()
+    name = f"floorplan_user_{Path(path).stem}"
+    source = importlib.util.spec_from_file_location(name, path)
+    if source is None or source.loader is None:
+        raise load_error(spec, f"{path} is not Python source (.py)")
+    module = importlib.util.module_from_spec(source)
+    sys.modules[name] = module  # dataclasses and pickle look classes up by it
+    try:
+        source.loader.exec_module(module)
+    except (Exception, SystemExit) as e:
+        del sys.modules[name]
+        raise load_error(spec, f"cannot import {path} ({describe(e)})") from e
+    return module

@@ -1,0 +1,174 @@
+"""The tensors of a model as a flat dict and back: kinds, ties and trainability beside it.
+
+    kinds: parameter | buffer | transient (buffer outside the state_dict) | constant (attribute)
+
+Tensors keep dtype, strides and shared storage, because torch.save keeps them. A tensor under two
+names is stored once; the later names are `tied` to the first.
+"""
+
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from floorplan.errors import FloorplanError, LoadError
+from floorplan.store.graphs import safe_path
+from floorplan.text import short
+
+_KINDS = ("parameter", "buffer", "transient", "constant")
+
+
+def encode_tensors(gm: fx.GraphModule) -> dict[str, Any]:
+    """The entries state, kinds, tied and requires_grad; tensors are shared with `gm`."""
+    state: dict[str, Tensor] = {}
+    kinds: dict[str, str] = {}
+    tied: dict[str, str] = {}
+    first: dict[int, str] = {}
+    trainable: list[str] = []
+    for name, kind, tensor in _tensors(gm, _read_by_graph(gm)):
+        kinds[name] = kind
+        if first.setdefault(id(tensor), name) != name:
+            tied[name] = first[id(tensor)]
+            continue
+        _refuse(tensor, f"tensor {name}")
+        state[name] = tensor.detach()
+        if tensor.requires_grad:
+            trainable.append(name)
+    return {"state": state, "kinds": kinds, "tied": tied, "requires_grad": trainable}
+
+
+def _read_by_graph(gm: fx.GraphModule) -> set[int]:
+    """Identities of the tensors that get_attr nodes read."""
+    found: set[int] = set()
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            if module_at(gm, str(node.target)) is not None:
+                continue  # a layer that is handed to another one; its tensors are the model's own
+            value = reduce(getattr, str(node.target).split("."), gm)
+            if not isinstance(value, Tensor):
+                raise FloorplanError(
+                    f"graph node {node.name}: reads {node.target}, a {type(value).__name__};"
+                    " adapted.pt holds tensors only"
+                )
+            found.add(id(value))
+    return found
+
+
+def _tensors(gm: fx.GraphModule, wanted: set[int]) -> Iterator[tuple[str, str, Tensor]]:
+    """(name, kind, tensor) of every parameter, buffer and bare tensor that the graph reads."""
+    for path, m in gm.named_modules():
+        prefix = f"{path}." if path else ""
+        for name, p in m._parameters.items():
+            if p is not None:
+                yield prefix + name, "parameter", p
+        for name, b in m._buffers.items():
+            if b is not None:
+                yield prefix + name, _buffer_kind(m, name), b
+        for name, value in vars(m).items():
+            if isinstance(value, Tensor) and id(value) in wanted:
+                yield prefix + name, "constant", value
+
+
+def _buffer_kind(module: nn.Module, name: str) -> str:
+    return "transient" if name in module._non_persistent_buffers_set else "buffer"
+
+
+def _refuse(t: Tensor, where: str) -> None:
+    if not _plain(t) or t.is_meta or not t.is_leaf:
+        raise FloorplanError(f"{where}: not a plain dense tensor with data of its own")
+    if t._backward_hooks or getattr(t, "_post_accumulate_grad_hooks", None):
+        raise FloorplanError(f"{where}: has a gradient hook, which is code; remove it first")
+
+
+def _plain(t: Any) -> bool:
+    return type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided and not t.is_quantized
+
+
+def module_at(root: nn.Module, path: str) -> nn.Module | None:
+    """The submodule at a dotted path, found among registered modules only."""
+    found: nn.Module | None = root
+    for atom in path.split(".") if path else ():
+        found = found._modules.get(atom) if found is not None else None
+    return found
+
+
+def tensor_at(root: nn.Module, path: str) -> Tensor | None:
+    """The tensor at a dotted path, found among parameters, buffers and bare tensors only."""
+    above, _, name = path.rpartition(".")
+    module = module_at(root, above)
+    if module is None:
+        return None
+    value = {**vars(module), **module._buffers, **module._parameters}.get(name)
+    return value if isinstance(value, Tensor) else None
+
+
+def is_container(module: nn.Module) -> bool:
+    """Whether a module only holds others and may be given names that no constructor made."""
+    return type(module) is nn.Module or isinstance(module, fx.GraphModule)
+
+
+def decode_tensors(gm: fx.GraphModule, document: dict[str, Any]) -> None:
+    """Put the tensors of a document into the modules of `gm`; LoadError if one does not fit."""
+    _check_entries(document)
+    state, kinds, tied = document["state"], document["kinds"], document["tied"]
+    trainable = set(document["requires_grad"])
+    made: dict[str, Tensor] = {}
+    for name in state:
+        made[name] = _revive(state[name], kinds[name], name in trainable)
+    for name, kind in kinds.items():
+        _attach(gm, name, kind, made[tied.get(name, name)])
+    for path, t in (*gm.named_parameters(), *gm.named_buffers()):
+        if t.is_meta:
+            raise LoadError(f"tensor {path}: missing from the file; refused")
+
+
+def _revive(t: Tensor, kind: str, trainable: bool) -> Tensor:
+    if kind == "parameter":
+        return nn.Parameter(t, requires_grad=trainable)
+    return t.detach().requires_grad_() if trainable else t
+
+
+def _check_entries(document: dict[str, Any]) -> None:
+    state, kinds, tied, trainable = (document[k] for k in ("state", "kinds", "tied", "requires_grad"))
+    if not all(type(d) is dict for d in (state, kinds, tied)) or type(trainable) is not list:
+        raise LoadError("state, kinds, tied, requires_grad: not dicts and a list; refused")
+    for name, kind in kinds.items():
+        if not safe_path(name) or type(kind) is not str or kind not in _KINDS:
+            raise LoadError(f"tensor {short(name)}: name or kind {short(kind)} unknown; refused")
+    for name, first in tied.items():
+        if type(first) is not str or first not in state or name in state:
+            raise LoadError(f"tensor {short(name)}: tied to {short(first)}; refused")
+    if set(kinds) != {*state, *tied}:
+        raise LoadError("kinds: does not name the tensors of state and tied; refused")
+    for name in trainable:
+        if type(name) is not str or name not in state:
+            raise LoadError(f"requires_grad: no tensor {short(name)}; refused")
+    for name, t in state.items():
+        if not _plain(t) or t.is_meta or t.requires_grad:
+            raise LoadError(f"tensor {short(name)}: not a plain dense tensor; refused")
+
+
+def _attach(gm: fx.GraphModule, name: str, kind: str, tensor: Tensor) -> None:
+    above, _, last = name.rpartition(".")
+    module = module_at(gm, above)
+    if module is None:
+        raise LoadError(f"tensor {name}: no module {short(above)}; refused")
+    if kind == "parameter" and not isinstance(tensor, nn.Parameter):
+        raise LoadError(f"tensor {name}: tied to a tensor that is no parameter; refused")
+    registered = {**module._parameters, **module._buffers}
+    if last in registered:
+        expected = registered[last]
+        found = "parameter" if last in module._parameters else _buffer_kind(module, last)
+        if expected is None or found != kind or expected.shape != tensor.shape:
+            raise LoadError(f"tensor {name}: kind or shape does not fit its module; refused")
+        setattr(module, last, tensor)
+    elif not is_container(module) or hasattr(module, last):
+        raise LoadError(f"tensor {name}: its module has no such {kind}; refused")
+    elif isinstance(tensor, nn.Parameter) and kind == "parameter":
+        module.register_parameter(last, tensor)
+    elif kind == "constant":
+        setattr(module, last, tensor)
+    else:
+        module.register_buffer(last, tensor, persistent=kind == "buffer")

@@ -1,0 +1,128 @@
+"""Copy a state_dict into a module: every key, every shape, nothing skipped in silence.
+
+{"state_dict": {"module.conv.weight": t}}  ->  conv.weight    both steps are said aloud
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from floorplan.errors import LoadError
+from floorplan.store.recognize import load_error
+from floorplan.text import describe
+
+# Where training scripts put a model or its state_dict inside a checkpoint, likeliest first.
+NESTED = ("state_dict", "model", "model_state_dict", "net")
+_PREFIXES = ("module.", "_orig_mod.")
+_SHOWN = 3
+
+
+def is_state_dict(found: object) -> bool:
+    """Whether `found` is a mapping from names to tensors, and not empty."""
+    if not isinstance(found, Mapping) or not found:
+        return False
+    return all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in found.items())
+
+
+def copy_weights(module: nn.Module, found: object, path: str) -> tuple[str, ...]:
+    """Copy what was read from `path` into `module`; LoadError unless all of it fits."""
+    try:
+        given, notes = _state_dict_in(found, path)
+        expected = module.state_dict()
+        given, stripped = _strip(given, expected, path)
+        notes += stripped
+        notes += _compare(given, expected, path)
+        module.load_state_dict(given, strict=True)
+    except LoadError:
+        raise
+    except Exception as e:
+        raise load_error(path, f"does not fit the model ({describe(e)})") from e
+    return tuple(notes)
+
+
+def _state_dict_in(found: object, path: str) -> tuple[dict[str, torch.Tensor], list[str]]:
+    notes: list[str] = []
+    if isinstance(found, Mapping) and not is_state_dict(found):
+        key = next((k for k in NESTED if isinstance(found.get(k), Mapping | nn.Module)), None)
+        if key is not None:
+            notes.append(f"took the weights under the key {key!r}")
+            found = found[key]
+    if isinstance(found, nn.Module):
+        notes.append(f"took the weights of the {type(found).__name__} saved in the file")
+        found = found.state_dict()
+    if not isinstance(found, Mapping):
+        raise load_error(path, f"holds a {type(found).__name__}, not a state_dict")
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, torch.Tensor):
+            what = f"{key!r} is a {type(value).__name__}, not a tensor"
+            raise load_error(path, f"holds a dict, but not a state_dict ({what})")
+    if not found:
+        raise load_error(path, "holds an empty state_dict")
+    return dict(found), notes
+
+
+def _strip(
+    given: dict[str, torch.Tensor], expected: Mapping[str, Any], path: str
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Drop the prefixes that wrappers put before every key, where the model has none such."""
+    notes = []
+    while True:
+        shared = next((p for p in _PREFIXES if all(k.startswith(p) for k in given)), None)
+        if shared is None or (expected and all(k.startswith(shared) for k in expected)):
+            break
+        given = {k.removeprefix(shared): v for k, v in given.items()}
+        notes.append(f"stripped the {shared!r} prefix of {len(given)} keys")
+    inner = [k for k in given if "_orig_mod." in k]
+    if inner and not any("_orig_mod." in k for k in expected):
+        plain = {k.replace("_orig_mod.", ""): v for k, v in given.items()}
+        if len(plain) < len(given):
+            raise load_error(path, "has keys both with and without '_orig_mod.'")
+        given = plain
+        notes.append(f"stripped '_orig_mod.' inside {len(inner)} keys")
+    return given, notes
+
+
+def _compare(given: dict[str, torch.Tensor], expected: Mapping[str, Any], path: str) -> list[str]:
+    missing = [k for k in expected if k not in given]
+    unexpected = [k for k in given if k not in expected]
+    both = [k for k in given if k in expected and isinstance(expected[k], torch.Tensor)]
+    notes: list[str] = []
+    counters = [k for k in missing if k.rpartition(".")[2] == "num_batches_tracked"]
+    if counters and not any(k.rpartition(".")[2] == "num_batches_tracked" for k in given):
+        # Files older than these counters, which torch itself fills in.
+        missing = [k for k in missing if k not in counters]
+        notes.append(f"the file has no num_batches_tracked: {len(counters)} keep their value")
+    shapes = [
+        f"{k} {list(given[k].shape)} for {list(expected[k].shape)}" for k in both if given[k].shape != expected[k].shape
+    ]
+    kinds = [k for k in both if _kind(given[k]) != _kind(expected[k])]
+    parts = [
+        _few(missing, "missing"),
+        _few(unexpected, "unexpected"),
+        _few(shapes, "of another shape"),
+        _few(kinds, "of another kind of number"),
+    ]
+    if any(parts):
+        raise load_error(path, "does not fit the model: " + "; ".join(p for p in parts if p))
+    if any(expected[k].is_meta for k in both):
+        raise load_error(path, "the model is on the meta device, where weights cannot be copied")
+    cast = [k for k in both if given[k].dtype != expected[k].dtype]
+    if cast:
+        pair = f"{given[cast[0]].dtype} to {expected[cast[0]].dtype}".replace("torch.", "")
+        notes.append(f"cast {len(cast)} tensors to the model's precision ({pair})")
+    return notes
+
+
+def _kind(tensor: torch.Tensor) -> tuple[bool, bool, bool]:
+    return tensor.is_floating_point(), tensor.is_complex(), tensor.is_quantized
+
+
+def _few(keys: list[str], what: str) -> str:
+    """`3 keys missing (a, b, …)`, or nothing."""
+    if not keys:
+        return ""
+    more = ", …" if len(keys) > _SHOWN else ""
+    plural = "" if len(keys) == 1 else "s"
+    return f"{len(keys)} key{plural} {what} ({', '.join(keys[:_SHOWN])}{more})"

@@ -1,0 +1,63 @@
+"""Words: lines cut to size, amounts, tables, versions."""
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from tabulate import tabulate
+
+
+def amount(nbytes: float) -> str:
+    """Bytes for people, MB = 1e6: "84.00 MB", "12.3 kB", "640 B"."""
+    if nbytes >= 999_950:
+        return f"{nbytes / 1e6:,.2f} MB"
+    return f"{nbytes / 1e3:.1f} kB" if nbytes >= 1000 else f"{nbytes:.0f} B"
+
+
+def clean(text: str) -> str:
+    """Text that a terminal or a font can show: no control or formatting characters, no lone surrogates."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def short(value: object) -> str:
+    """A file's own value, made safe to print on one line: containers may hold themselves."""
+    if not isinstance(value, str | int | float | None):
+        return f"a {type(value).__name__}"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def one_line(text: object, limit: int = 240) -> str:
+    """`text` on one line, printable, cut to `limit` characters."""
+    flat = " ".join(str(text).split())
+    flat = "".join(c if c.isprintable() else "?" for c in flat)
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def describe(error: BaseException, limit: int = 240) -> str:
+    """An exception as `Type: message` on one line."""
+    return one_line(f"{type(error).__name__}: {error}".rstrip(": "), limit)
+
+
+def versions() -> dict[str, str]:
+    """What the figures were made with."""
+    try:
+        own = version("floorplan-torch")
+    except PackageNotFoundError:
+        own = "source"
+    return {"floorplan": own, "torch": torch.__version__}
+
+
+def table(rows: Sequence[Sequence[Any]], header: Sequence[str], right: Sequence[int] = ()) -> str:
+    """A plain text table; the columns in `right` are numbers."""
+    align = ["right" if i in right else "left" for i in range(len(header))]
+    return str(
+        tabulate(rows, headers=header, tablefmt="simple", colalign=align if rows else None, disable_numparse=True)
+    )

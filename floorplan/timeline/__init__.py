@@ -1,0 +1,1 @@
+"""Every storage of a step, in time; its pictures and exports."""

@@ -1,0 +1,110 @@
+"""The bands that every picture of a timeline is stacked from, their colours, and the words for an instant.
+
+    kept for the backward, by pillar | gradients | outputs | temporaries, by direction
+
+What is kept has a hue, what comes and goes is grey. The hues are Okabe and Ito's, told apart without
+red-green vision; neighbours in the stack differ in lightness as well.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from floorplan.errors import FloorplanError
+from floorplan.timeline.blocks import DIRECTIONS, Block, StepTimeline
+
+
+@dataclass(frozen=True)
+class Band:
+    """One layer of the stack, with its colour on a light and on a dark ground."""
+
+    name: str
+    light: str
+    dark: str
+
+
+BANDS = (
+    Band("convolution", "#0072b2", "#3d9bd6"),
+    Band("normalization", "#56b4e9", "#8fd0f5"),
+    Band("activation", "#d55e00", "#e8743b"),
+    Band("pooling", "#f0e442", "#f0e442"),
+    Band("adapter", "#009e73", "#2fbf95"),
+    Band("gate", "#e69f00", "#f5b83d"),
+    Band("other", "#882255", "#f9b9dc"),
+    Band("gradient", "#332288", "#7e6ee0"),
+    Band("output", "#8c510a", "#8f6234"),
+    Band("temporary, forward", "#b0b9c4", "#6d7683"),
+    Band("temporary, loss", "#4b5563", "#d3d8df"),
+    Band("temporary, backward", "#7f8a99", "#99a3b0"),
+    Band("temporary, optimizer", "#d3d9e0", "#4d5561"),
+    Band("temporary, replay", "#5f6875", "#b6bec9"),
+)
+_NAMES = {b.name for b in BANDS}
+
+
+def band_of(block: Block) -> str:
+    """The name of the band that a block belongs to."""
+    if block.role == "temporary":
+        direction = block.direction if block.direction in DIRECTIONS else "forward"
+        return f"temporary, {direction}"
+    return block.role if block.role in _NAMES else "other"
+
+
+def is_kept(block: Block) -> bool:
+    """Whether the forward left it for the backward."""
+    return block.role not in ("temporary", "gradient", "output")
+
+
+def used_bands(timelines: Sequence[StepTimeline]) -> list[Band]:
+    """The bands that occur, bottom of the stack first."""
+    found = {band_of(b) for t in timelines for b in t.blocks if lasts(b)}
+    return [b for b in BANDS if b.name in found]
+
+
+def lasts(block: Block) -> bool:
+    """Whether a block takes any memory at any event."""
+    return block.nbytes > 0 and block.died > block.born
+
+
+def live_by_band(timeline: StepTimeline) -> dict[str, NDArray[np.int64]]:
+    """Bytes alive during each event, [events], for each band that occurs, bottom of the stack first."""
+    change = {b.name: np.zeros(timeline.events + 1, np.int64) for b in used_bands([timeline])}
+    for b in filter(lasts, timeline.blocks):
+        change[band_of(b)][b.born] += b.nbytes
+        change[band_of(b)][b.died] -= b.nbytes
+    return {name: np.cumsum(c)[: timeline.events] for name, c in change.items()}
+
+
+def phases(timeline: StepTimeline) -> list[tuple[int, int, str]]:
+    """(first event, event after the last, direction) of each stretch of the step, in order."""
+    starts: list[tuple[int, str]] = []
+    for b in sorted(timeline.blocks, key=lambda b: b.born):
+        if not starts or starts[-1][1] != b.direction:
+            starts.append((b.born if starts else 0, b.direction))
+    ends = [s for s, _ in starts[1:]] + [timeline.events]
+    return [(s, e, d) for (s, d), e in zip(starts, ends, strict=False) if e > s]
+
+
+def running(timeline: StepTimeline, event: int) -> Block | None:
+    """What was allocated last at an event: the op that runs then."""
+    return max((b for b in timeline.blocks if b.born <= event), key=lambda b: b.born, default=None)
+
+
+def moment(timeline: StepTimeline, event: int) -> str:
+    """An event in words: "backward of features_2_conv_1"."""
+    b = running(timeline, event)
+    return "" if b is None else f"{b.direction} of {b.node}" if b.node not in ("", b.direction) else b.direction
+
+
+def extent(timeline: StepTimeline, offsets: Sequence[int] | None) -> int:
+    """Bytes of the smallest arena that holds the layout; FloorplanError if it is not one offset a block."""
+    if offsets is None:
+        return 0
+    if len(offsets) != len(timeline.blocks):
+        raise FloorplanError(
+            f"layout of {timeline.name}: {len(offsets)} offsets for {len(timeline.blocks)} blocks; give one a block"
+        )
+    ends = [o + b.nbytes for o, b in zip(offsets, timeline.blocks, strict=True) if lasts(b)]
+    return max(ends, default=0)

@@ -1,0 +1,58 @@
+"""floorplan remat: the ladder, budgets that are met or not, files that load, and what is lossy said so."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from smooth_nets import adapted_net
+from steps import by_autograd, weights_for, worst
+from torch import fx, nn
+
+import floorplan
+from floorplan.budget.remat.ladder import climb
+from floorplan.budget.remat.report import remat
+from floorplan.errors import FloorplanError
+
+X = torch.randn(2, 3, 16, 16)
+
+
+@pytest.fixture(scope="module")
+def graph() -> fx.GraphModule:
+    """One adapted net for all tests."""
+    gm = adapted_net("efficient")
+    gm.meta["floorplan"] = {"input": [list(X.shape)]}
+    return gm
+
+
+def test_a_budget_is_met_measured_and_exact(graph: fx.GraphModule, tmp_path: Path) -> None:
+    loose = remat(graph, None, X, batch=2, measured=True, loss="sum")
+    first = loose.result.ladder[0].requested_peak
+    assert loose.measured == loose.result.peak_after < first and loose.fits
+    budget = loose.state + (first + loose.result.peak_after) // 2
+    tight = replace(loose, budget=budget, result=climb(graph.train(), (X,)).fit(budget - loose.state))
+    assert tight.fits and tight.as_json()["rung"] >= 1 and "met" in str(tight) and "->" in str(tight)
+    floorplan.save(loose.module, tmp_path / "again.pt")
+    back = floorplan.load(tmp_path / "again.pt").eval().double()
+    target = weights_for(copy.deepcopy(graph).eval().double(), (X.double(),))
+    _, want = by_autograd(copy.deepcopy(graph).eval().double(), (X.double(),), target)
+    assert worst(by_autograd(back, (X.double(),), target)[1], want) <= 1e-12
+
+
+def test_a_budget_that_cannot_be_met_says_so(graph: fx.GraphModule) -> None:
+    found = remat(graph, 1000, X, batch=2, loss="sum")
+    assert not found.fits and "not met" in str(found) and found.result.rung == len(found.result.ladder) - 1
+    assert json.loads(json.dumps(found.as_json()))["fits"] is False
+
+
+def test_lossy_is_named_with_its_bound(graph: fx.GraphModule) -> None:
+    found = remat(graph, 10**12, X, batch=2, loss="sum", lossy_bits=4)
+    assert found.lossy and all("LOSSY gradient, bits=4" in line and "|error| <=" in line for line in found.lossy)
+    assert str(found).count("LOSSY") >= len(found.lossy) and found.result.rung == 0
+
+
+def test_errors() -> None:
+    with pytest.raises(FloorplanError, match="--loss nope: not known"):
+        remat(nn.Identity(), None, X, loss="nope")

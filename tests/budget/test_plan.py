@@ -1,0 +1,175 @@
+"""The planner: what it chooses fits, is measured as predicted, and would not take one more sample."""
+
+import copy
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plans import MACHINES, NETS, model_of, net_of
+from steps import by_autograd, gradients, worst
+from torch import nn
+
+from floorplan import FloorplanError, rewrite, save
+from floorplan.budget.amount import bytes_of
+from floorplan.budget.choice import exact, fastest
+from floorplan.budget.net import Found
+from floorplan.budget.plan import plan
+from floorplan.budget.report import PlanReport
+from floorplan.budget.search import more
+from floorplan.budget.search import schedules as considered
+from floorplan.ledger.inputs import filled
+from floorplan.ledger.losses import LOSSES
+from floorplan.step import compile as compile_step
+from floorplan.step.timeline import measure
+from floorplan.store import load
+from tests.step.test_stream import Inverted
+
+BATCH = 13
+
+
+@cache
+def schedules(name: str) -> tuple[Found, ...]:
+    return tuple(considered(net_of(name), BATCH))
+
+
+def budgets(name: str) -> Iterator[int]:
+    """Rooms as 16, 32, 64 and 128 MB are to the nets at full size: an eighth of the whole batch's peak, and doubled."""
+    whole = next(f for f in schedules(name) if not f.micro and len(f.stages) == 1)
+    yield from (whole.peak // 8 * k + 1 for k in (1, 2, 4, 7))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_measured_is_predicted_and_one_more_sample_does_not_fit(name: str) -> None:
+    net, seen = net_of(name), set[Any]()
+    for room in budgets(name):
+        choice = fastest(net, schedules(name), room)
+        assert choice is not None
+        step, timeline = exact(net, choice)
+        assert timeline.peak == choice.peak <= room
+        given = filled(net.inputs, BATCH)
+        target = torch.arange(BATCH) % 5
+        assert measure(step, given, target).peak == choice.peak
+        assert all(f.peak > room for f in more(net, choice))
+        seen.add(net.schedule(choice))
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_gradients_of_the_choice_are_autograds(name: str) -> None:
+    net = net_of(name)
+    choice = fastest(net, schedules(name), next(budgets(name)))
+    assert choice is not None
+    gm = copy.deepcopy(net.gm).eval().double().to(memory_format=torch.contiguous_format)
+    given = tuple(v.double() for v in filled(net.inputs, BATCH))
+    target = torch.arange(BATCH) % 5
+    _, want = by_autograd(gm, given, target, LOSSES["cross_entropy"])
+    compile_step(gm, "cross_entropy", given, plan=net.schedule(choice))(*given, target)
+    assert worst(gradients(gm), want) <= 1e-12
+
+
+def made(budget: str | int, **options: Any) -> PlanReport:
+    model, x = model_of("residual")
+    return plan(model, budget, x, machines=MACHINES, **options)
+
+
+def test_a_budget_counts_weights_moments_and_the_batch() -> None:
+    report = made("200kB", batch=BATCH, measured=True)
+    choice = report.choice
+    assert choice is not None and report.exit_code == 0
+    assert choice.total == choice.state + choice.given + choice.requested_peak <= 200_000
+    assert report.module is not None
+    trained = sum(p.numel() for p in report.module.parameters() if p.requires_grad)
+    everything = [*report.module.parameters(), *report.module.buffers()]
+    assert choice.state == sum(t.numel() * t.element_size() for t in everything) + 8 * trained
+    assert choice.given == BATCH * (3 * 16 * 16 * 4 + 8)
+    assert report.measured == {"requested_peak": choice.requested_peak, "total": choice.total}
+    assert report.one_more is not None and report.one_more > 200_000
+    assert report.before is not None and report.after is not None
+    assert report.after.peak == choice.requested_peak < report.before.peak
+
+
+def test_without_a_batch_the_largest_is_taken() -> None:
+    report = made("200kB")
+    assert report.choice is not None and report.choice.total <= 200_000
+    one_more = made("200kB", batch=report.choice.batch + 1)
+    assert one_more.choice is None and one_more.obstacle is not None
+    assert f"lower --batch to {report.choice.batch}" in one_more.obstacle
+    assert report.batches and all(r.total <= 200_000 for r in report.batches)
+
+
+def test_the_largest_rank_that_fits_is_taken() -> None:
+    need = needed(made(45_000, batch=8, ranks=(3,)))
+    roomy, tight = made(need, batch=8, ranks=(1, 3)), made(need - 1, batch=8, ranks=(1, 3))
+    assert roomy.choice is not None and roomy.choice.rank == 3
+    assert tight.choice is not None and tight.choice.rank == 1
+
+
+def needed(report: PlanReport) -> int:
+    """The budget that a refusal asks for."""
+    return int(str(report.obstacle).split("raise --budget to ")[1].split(" ")[0].replace(",", ""))
+
+
+def test_what_stands_in_the_way_is_named() -> None:
+    nothing = made(1000)
+    assert nothing.exit_code == 1 and "weights and optimizer state alone take" in str(nothing.obstacle)
+    close = made(60_000, batch=BATCH)
+    assert close.choice is None
+    assert "the smallest step (micro-batch 1" in str(close.obstacle)
+    assert "nothing fits: " in str(close)
+    need = needed(close)
+    assert made(need, batch=BATCH).choice is not None
+    assert made(need - 1, batch=BATCH).choice is None
+
+
+def test_coupled_samples_leave_the_whole_batch() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU())
+    report = plan(model, "2MB", torch.randn(2, 3, 9, 9), batch=4, loss="sum", machines=MACHINES)
+    assert report.choice is not None and report.choice.schedule is not None
+    assert report.choice.schedule.micro_batch == 0 and not report.choice.schedule.stages
+    assert any("normalises by the batch" in n for n in report.notes)
+
+
+def test_a_plan_feeds_rewrite_and_compile_step(tmp_path: Path) -> None:
+    report = made("200kB", batch=BATCH)
+    assert report.choice is not None and report.choice.schedule is not None
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(report.as_json()))
+    model, x = model_of("residual")
+    result = rewrite(model, x, 7, plan=path, measured=False)
+    assert result.module.meta["floorplan"]["rank"] == 2
+    save(result.module, tmp_path / "adapted.pt")
+    again = load(tmp_path / "adapted.pt")
+    assert compile_step(again, "cross_entropy", x).schedule == report.choice.schedule
+    assert compile_step(again, "cross_entropy", x, plan=str(path)).schedule == report.choice.schedule
+
+
+def test_budgets_are_read() -> None:
+    assert bytes_of("32MB") == 32_000_000
+    assert bytes_of("32MiB") == 33_554_432 == bytes_of("33554432") == bytes_of(33_554_432)
+    assert bytes_of("1.5 kB") == 1500
+    for bad in ("32", "lots", "-1MB", "0", "3 parsecs"):
+        if bad == "32":
+            assert bytes_of(bad) == 32
+            continue
+        with pytest.raises(FloorplanError, match="--budget"):
+            bytes_of(bad)
+
+
+@pytest.mark.parametrize("options", [{"loss": "hinge"}, {"batch": 0}, {"ranks": ()}, {"ranks": (0,)}])
+def test_options_that_are_none(options: dict[str, Any]) -> None:
+    with pytest.raises(FloorplanError, match="--loss|--batch"):
+        made("1MB", **options)
+
+
+def test_wide_maps_are_streamed_where_nothing_else_fits() -> None:
+    torch.manual_seed(0)
+    x, net = torch.randn(2, 3, 24, 20), Inverted()
+    report = plan(net, 130_000, x, batch=4, ranks=(1,), machines=MACHINES, measured=True, loss="sum")
+    assert report.choice is not None and report.choice.schedule.stream and report.choice.total <= 130_000
+    assert report.measured is not None and report.measured["requested_peak"] == report.choice.requested_peak
+    less = plan(net, report.choice.total - 1, x, batch=4, ranks=(1,), machines=MACHINES, loss="sum")
+    assert less.choice is None and f"{report.choice.total:,}" in str(less.obstacle)

@@ -1,0 +1,158 @@
+"""The commands end to end: exit codes, one-line errors, outputs whole or not at all."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from small import Residual
+
+from floorplan.cli import main as cli
+
+HERE = Path(__file__).parents[1] / "nets"
+RESIDUAL = f"{HERE / 'small.py'}:residual"
+SMOOTH = f"{HERE / 'small.py'}:smooth"
+SIZE = ("--input", "3,16,16", "--batch", "2")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr of one command, in this process."""
+    old, sys.argv = sys.argv, ["floorplan", *arguments]
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as e:
+        code = int(e.code or 0)
+    finally:
+        sys.argv = old
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_check_prints_the_verdict_and_exits_1_above_the_floor(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "check", RESIDUAL, *SIZE, "--measure")
+    assert code == 1 and "verdict: ABOVE_FLOOR" in out and not err
+    assert "difference" in out and "C1" in out
+
+
+def test_check_with_rank_exits_0_at_the_floor(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "check", RESIDUAL, *SIZE, "--rank", "2", "--sites", "all")
+    assert code == 0 and "verdict: AT_FLOOR" in out
+
+
+def test_json_holds_all_that_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "report.json"
+    code, out, _ = run(capsys, "check", RESIDUAL, *SIZE, "--measure", "--json", str(target))
+    document = json.loads(target.read_text())
+    assert document["schema"] == "floorplan.check/1" and document["verdict"] == "ABOVE_FLOOR"
+    assert document["predicted"]["saved"] == document["measured"]["saved"]
+    assert set(document["difference"].values()) == {0}
+    assert f"{document['predicted']['saved']:,}" in out
+    assert all(t["expr"] and t["shape"] is not None for t in document["tensors"])
+    code, out, _ = run(capsys, "check", RESIDUAL, *SIZE, "--json", "-")
+    assert json.loads(out)["batch"] == 2
+
+
+def test_sarif_names_every_guilty_tensor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "r.sarif"
+    run(capsys, "check", SMOOTH, *SIZE, "--rank", "2", "--sarif", str(target))
+    code, out, _ = run(capsys, "check", SMOOTH, *SIZE, "--rank", "2", "--sarif", "-")
+    assert json.loads(out) == json.loads(target.read_text())
+    results = json.loads(target.read_text())["runs"][0]["results"]
+    assert [r["ruleId"] for r in results] == ["above-floor/activation"]
+
+
+def test_rewrite_writes_model_and_reports_and_refuses_to_overwrite(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target = tmp_path / "adapted.pt"
+    command = ("rewrite", RESIDUAL, *SIZE, "-o", str(target), "--rank", "2", "--sites", "all")
+    code, out, _ = run(capsys, *command)
+    assert code == 0 and "ABOVE_FLOOR -> AT_FLOOR" in out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["adapted.pt", "adapted.report.json", "adapted.report.md"]
+    assert json.loads((tmp_path / "adapted.report.json").read_text())["schema"] == "floorplan.rewrite/1"
+    assert torch.load(target, weights_only=True)["format"] == "floorplan.adapted/1"
+    code, out, err = run(capsys, *command)
+    assert code == 2 and err.count("\n") == 1 and "--force" in err
+    assert run(capsys, *command, "--force")[0] == 0
+    code, out, _ = run(capsys, "check", str(target), "--rank", "2", *SIZE, "--measure")
+    assert code == 0 and "AT_FLOOR" in out
+
+
+def test_why_explains_a_node_and_a_refusal(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "why", RESIDUAL, "conv", *SIZE)
+    assert code == 0 and "pillar   convolution" in out and "4*B*C1*H" in out
+    code, out, _ = run(capsys, "why", SMOOTH, "act", *SIZE, "--rank", "2")
+    assert code == 0 and "left alone" in out and "SiLU" in out
+    code, _, err = run(capsys, "why", RESIDUAL, "nowhere", *SIZE)
+    assert code == 2 and "no node or module of that name" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("check", "no_such.pt"), "no_such.pt"),
+        (("check", RESIDUAL, "--input", "three"), "not a shape"),
+        (("check", RESIDUAL, "--input", "5,16,16"), "stem"),
+        (("check", RESIDUAL, *SIZE, "--autocast", "int8"), "autocast"),
+        (("check", RESIDUAL, *SIZE, "--mode", "half"), "mode"),
+        (("rewrite", RESIDUAL, *SIZE, "-o", "/no/such/folder/a.pt"), "folder"),
+        (("rewrite", RESIDUAL, *SIZE, "-o", "x.pt", "--rank", "99"), "no conv was adapted"),
+        (("gate", "no.toml"), "no.toml"),
+        (("check",), "argument"),
+        (("chek", RESIDUAL), "chek"),
+        (("check", RESIDUAL, "--rank", "0"), "--rank"),
+        (("check", RESIDUAL, "--allow", "no_such_package"), "no_such_package"),
+        (("check", RESIDUAL, "--nope"), "--nope"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *arguments)
+    assert code == 2 and not out
+    assert err.startswith("floorplan: ") and err.count("\n") == 1 and says in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_gate_checks_every_listed_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    entry = f'[[tool.floorplan.cli.gate]]\nmodel = "{RESIDUAL}"\nrank = 2\nsites = "all"\ninput = [3, 16, 16]\n'
+    config = tmp_path / "pyproject.toml"
+    config.write_text(entry)
+    code, out, _ = run(capsys, "gate", str(config))
+    assert code == 0 and out.startswith("ok")
+    config.write_text(entry + "max_saved = 10\n")
+    code, out, _ = run(capsys, "gate", str(config))
+    assert code == 1 and "more than 10" in out
+    broken = '[[tool.floorplan.cli.gate]]\nmodel = "no.such:factory"\n'
+    config.write_text(broken + entry)
+    code, out, _ = run(capsys, "gate", str(config))
+    assert code == 1 and out.count("FAIL") == 1 and out.splitlines()[1].startswith("ok")
+    config.write_text(entry.replace("rank = 2", 'rank = "2"'))
+    code, _, err = run(capsys, "gate", str(config))
+    assert code == 2 and "`rank` must be a whole number" in err
+    config.write_text(entry.replace("rank", "rnak"))
+    assert run(capsys, "gate", str(config))[0] == 2
+
+
+def test_a_saved_model_file_is_checked_and_a_hostile_one_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+    torch.save(net, tmp_path / "m.pt")
+    assert run(capsys, "check", str(tmp_path / "m.pt"), *SIZE)[0] == 1
+    torch.save(Residual(), tmp_path / "own.pt")  # a class of no installed package
+    code, _, err = run(capsys, "check", str(tmp_path / "own.pt"), *SIZE)
+    assert code == 2 and "Residual" in err and err.count("\n") == 1
+
+
+def test_the_command_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "floorplan", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "rewrite" in done.stdout

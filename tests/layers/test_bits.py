@@ -1,0 +1,138 @@
+"""Bits: packing, unpacking and gating, on the CPU path and on the path of other devices."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from floorplan.layers import bits
+from floorplan.layers.bits import apply_gate, layout_of, pack_fields, pack_gate, unpack_fields
+
+FACTORS = [(1.0, 0.0), (0.0, 1.0), (1.0, 0.25), (0.3, 0.0), (0.0, 0.3), (1.0, 1.0), (0.0, 0.0)]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def laid_out(z: Tensor, layout: int) -> Tensor:
+    return z.contiguous(memory_format=bits._format(z, layout))
+
+
+def symbolic(device: str, layout: int) -> tuple[FakeTensorMode, Tensor]:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    z = laid_out(torch.empty(7, 5, 11, 13, device=device), layout)
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 4)
+    return mode, mode.from_tensor(z, symbolic_context=context)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(17,), (3, 5, 7, 3), (2, 3, 4, 5, 3)])
+@pytest.mark.parametrize("layout", [0, 1])
+def test_gate_on_both_paths(dtype: torch.dtype, shape: tuple[int, ...], layout: int) -> None:
+    if layout and len(shape) < 4:
+        layout = 0
+    z = laid_out(torch.randn(shape, dtype=dtype), layout)
+    g = torch.randn(shape, dtype=dtype)
+    packed = pack_gate(z, -0.5, 0.5, False)
+    assert layout_of(z) == layout and packed.numel() == (z.numel() + 7) // 8
+    other = torch.empty_like(packed)
+    bits._pack_gate_torch(bits._flat(z, layout), -0.5, 0.5, False, other)
+    assert torch.equal(packed, other)
+    for inside, outside in FACTORS:
+        want = torch.where((z > -0.5) & (z < 0.5), g * inside, g * outside)
+        got = apply_gate(g, packed, layout, inside, outside)
+        assert torch.equal(got, want) and layout_of(got) == layout
+        flat = torch.empty_like(bits._flat(got, layout))
+        source = bits._flat(laid_out(g, layout), layout)
+        bits._apply_torch(source, packed, inside, outside, flat)
+        assert torch.equal(flat, bits._flat(got, layout))
+
+
+@pytest.mark.parametrize("path", ["numpy", "torch"])
+def test_segments_join_without_seams(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bits, "CPU_SEGMENT", 16)
+    monkeypatch.setattr(bits, "SEGMENT", 16)
+    z, out = torch.randn(61), torch.empty(8, dtype=torch.uint8)
+    getattr(bits, f"_pack_gate_{path}")(z, 0.0, math.inf, False, out)
+    want = np.packbits((z > 0).numpy(), bitorder="little")
+    assert np.array_equal(out.numpy(), want)
+    gx = torch.empty(61)
+    getattr(bits, f"_apply_{path}")(z, out, 1.0, 0.0, gx)
+    assert torch.equal(gx, z.clamp(min=0))
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("lo,hi", [(0.0, 6.0), (-math.inf, 6.0), (0.0, math.inf)])
+def test_boundary_values(lo: float, hi: float, closed: bool) -> None:
+    z = torch.tensor([0.0, 6.0, -0.0, 3.0, -1e-30, 7.0, math.nan, math.inf, -math.inf])
+    want = (z >= lo) & (z <= hi) if closed else (z > lo) & (z < hi)
+    if hi == math.inf:
+        want |= z == math.inf
+    if lo == -math.inf:
+        want |= z == -math.inf
+    assert torch.equal(unpack_fields(pack_gate(z, lo, hi, closed), 9, 1).bool(), want)
+
+
+def test_zero_factor_clears_inf_and_nan_and_one_copies_them() -> None:
+    g = torch.tensor([math.inf, math.nan, -math.inf, -0.0])
+    packed = pack_fields(torch.tensor([0, 0, 1, 1], dtype=torch.uint8), 1)
+    assert apply_gate(g, packed, 0, 1.0, 0.0).tolist() == [0.0, 0.0, -math.inf, 0.0]
+    assert torch.equal(apply_gate(g, packed, 0, 1.0, 0.0)[3].signbit(), torch.tensor(True))
+
+
+def test_gradient_in_another_layout_and_expanded() -> None:
+    z = laid_out(torch.randn(2, 3, 5, 5), 1)
+    packed = pack_gate(z, 0.0, math.inf, False)
+    g = torch.randn(2, 3, 5, 5)
+    kept = g.clone()
+    assert torch.equal(apply_gate(g, packed, 1, 1.0, 0.0), torch.where(z > 0, g, 0.0))
+    assert torch.equal(g, kept)
+    one = torch.ones(()).expand(2, 3, 5, 5)
+    assert torch.equal(apply_gate(one, packed, 1, 1.0, 0.0), (z > 0).float())
+
+
+def test_neither_layout_is_packed_contiguously() -> None:
+    z = torch.randn(4, 6, 5, 3).permute(3, 1, 0, 2)
+    assert layout_of(z) == 0
+    assert torch.equal(pack_gate(z, 0.0, 1.0, False), pack_gate(z.contiguous(), 0.0, 1.0, False))
+
+
+def test_both_layouts_count_as_contiguous() -> None:
+    assert layout_of(torch.randn(3, 1, 4, 4)) == 0
+    assert layout_of(torch.randn(3, 4, 1, 1).to(memory_format=torch.channels_last)) == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("layout", [0, 1])
+def test_symbolic_shapes_add_no_guards(device: str, layout: int) -> None:
+    mode, z = symbolic(device, layout)
+    with mode:
+        packed = pack_gate(z, 0.0, 6.0, False)
+        gx = apply_gate(z, packed, layout_of(z), 1.0, 0.0)
+        offsets = pack_fields(torch.empty(z.shape, dtype=torch.uint8, device=device), 4)
+        back = unpack_fields(offsets, z.numel(), 4)
+        assert layout_of(z) == layout_of(gx) == layout
+    assert mode.shape_env is not None and not mode.shape_env.guards
+    n = 7 * 5 * 11 * 13
+    assert [int(t.numel()) for t in (packed, gx, offsets, back)] == [(n + 7) // 8, n, (n + 1) // 2, n]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([1, 2, 4, 8]), st.lists(st.integers(0, 255), max_size=70))
+def test_fields_round_trip(width: int, values: list[int]) -> None:
+    v = torch.tensor([n % 2**width for n in values], dtype=torch.uint8)
+    packed = pack_fields(v, width)
+    assert packed.numel() == math.ceil(len(values) * width / 8)
+    assert torch.equal(packed, bits._pack_torch(v, width))
+    for back in (unpack_fields(packed, len(values), width), bits._unpack_torch(packed, len(v), width)):
+        assert torch.equal(back, v)
+
+
+def test_packing_keeps_no_autograd_history() -> None:
+    z = torch.randn(9, requires_grad=True)
+    assert not pack_gate(z, 0.0, math.inf, False).requires_grad

@@ -1,0 +1,76 @@
+"""Storages are followed from birth to death."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from floorplan.ledger.storage import Life, StorageTracker, Timeline
+from floorplan.trees import model_state, storage_key, tensors_in
+
+
+def life(born: int, died: int | None, nbytes: int) -> Life:
+    return Life(born, nbytes, "n", "op", (nbytes,), torch.uint8, died)
+
+
+def test_peak_is_the_most_alive_at_once() -> None:
+    line = Timeline([life(0, 3, 10), life(1, 2, 5), life(4, None, 12)], events=5)
+    assert line.peak() == 15
+    assert line.peak([1, 2]) == 12
+    assert Timeline().peak() == 0
+
+
+def test_births_deaths_and_views() -> None:
+    x = torch.ones(4)
+    with StorageTracker([x]) as tracker:
+        a = x + 1
+        b = a.view(2, 2)
+        del a
+        assert len(tracker.alive) == 1
+        del b
+        c = x * 2
+        x.add_(1)
+    assert [(v.nbytes, v.op) for v in tracker.timeline.lives] == [(16, "aten.add.Tensor"), (16, "aten.mul.Tensor")]
+    first, second = tracker.timeline.lives
+    assert first.died is not None and first.died <= second.born and second.died is None
+    assert storage_key(c) in tracker.alive and storage_key(x) not in tracker.alive
+
+
+def test_backward_storages_are_named_by_the_node_that_made_theirs() -> None:
+    x = torch.ones(4, requires_grad=True)
+    with StorageTracker([x]) as tracker:
+        tracker.enter("a")
+        y = x.exp()
+        tracker.enter("b")
+        z = (y * y).sum()
+        tracker.enter("end", "backward")
+        assert tracker.maker_of(y.grad_fn._sequence_nr()) == "a"  # type: ignore[union-attr]
+        assert tracker.maker_of(z.grad_fn._sequence_nr()) == "b"  # type: ignore[union-attr]
+        assert tracker.maker_of(1 << 63) is None  # a leaf's own
+        z.backward()
+    found = [(v.node, v.direction, v.op.split(".")[1]) for v in tracker.timeline.lives]
+    assert found == [
+        ("a", "forward", "exp"),
+        ("b", "forward", "mul"),
+        ("b", "forward", "sum"),
+        ("end", "backward", "ones_like"),
+        ("b", "backward", "mul"),
+        ("b", "backward", "mul"),
+        ("b", "backward", "add"),
+        ("a", "backward", "mul"),
+    ]
+
+
+def test_tensors_in_any_container() -> None:
+    @dataclass
+    class Out:
+        maps: Tensor
+        more: dict[str, list[Tensor]]
+
+    a, b, c = torch.ones(1), torch.ones(2), torch.ones(3)
+    found = list(tensors_in(({"k": a}, 3, None, Out(b, {"m": [c]}))))
+    assert [t.numel() for t in found] == [1, 2, 3]
+
+
+def test_state_is_parameters_and_buffers() -> None:
+    assert len(model_state(nn.BatchNorm2d(3))) == 5

@@ -1,0 +1,213 @@
+"""One spelling an op: golden graphs, and the same numbers, gradients and aliasing as before."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from canonical_nets import Net, X, canonical
+from torch import Tensor, nn
+
+from floorplan.layers.plain import AnyBatchNorm
+
+
+def mixed(s: Any, x: Tensor) -> Any:
+    y = torch.add(s.a(x), x)
+    y = y.add(x)
+    y.add_(x)
+    y += s.pad(x)[:, :, :8, :8]
+    y = torch.concat([y, F.pad(x, (0, 0))], dim=1)
+    return s.none(s.a(y)).flatten(1)
+
+
+def test_golden_mixed_graph() -> None:
+    parts = dict(a=nn.ReLU(), pad=nn.ReflectionPad2d(1), none=nn.Identity())
+    text, log, _ = canonical(Net(mixed, **parts))
+    assert text == (
+        "a = ReLU() <- x\n"
+        "add = add <- a, x\n"
+        "add_1 = add <- add, x\n"
+        "add_ = iadd <- add_1, x\n"
+        "pad = pad <- x, pad=(1, 1, 1, 1), mode=reflect, value=None\n"
+        "getitem = getitem <- pad, (slice(None, None, None), slice(None, None, None), "
+        "slice(None, 8, None), slice(None, 8, None))\n"
+        "iadd = iadd <- add_1, getitem\n"
+        "pad_1 = pad <- x, pad=(0, 0), mode=constant, value=None\n"
+        "concat = cat <- [iadd, pad_1], 1\n"
+        "a_1 = ReLU() <- concat\n"
+        "flatten = flatten <- a_1, 1, -1"
+    )
+    assert set(log) == {"add", "add_1", "add_", "pad", "pad_1", "concat", "a_1", "none", "flatten"}
+    assert not any(log.values())
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["Zero", "Constant", "Replication", "Circular"])
+def test_pad_modules(kind: str, d: int) -> None:
+    pad = getattr(nn, f"{kind}Pad{d}d")
+    model = nn.Sequential(pad(1, 0.5) if kind == "Constant" else pad(1))
+    x = X[:1].reshape(1, 4, *{1: (64,), 2: (8, 8), 3: (4, 4, 4)}[d])
+    text, log, _ = canonical(model, x)
+    assert text.startswith("_0 = pad <- input_1, pad=") and list(log.values()) == [""]
+
+
+def test_functional_layers_hold_the_models_own_tensors() -> None:
+    torch.manual_seed(0)
+    w = nn.ParameterDict(
+        {
+            "c": torch.randn(6, 2, 3, 3),
+            "b": torch.randn(6),
+            "t": torch.randn(6, 2, 2, 2),
+            "l": torch.randn(5, 8),
+            "p": torch.tensor([0.3]),
+        }
+    )
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        y = F.conv2d(x, s.w["c"], s.w["b"], stride=2, padding=1, groups=2)
+        y = F.conv_transpose2d(y, s.w["t"], stride=2, groups=2)
+        return F.linear(F.prelu(y, s.w["p"]), s.w["l"])
+
+    text, log, gm = canonical(Net(forward, w=w))
+    assert text == (
+        "conv2d = Conv2d(4, 6, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), groups=2)"
+        " <- x\n"
+        "conv_transpose2d = ConvTranspose2d(6, 4, kernel_size=(2, 2), stride=(2, 2), groups=2,"
+        " bias=False) <- conv2d\n"
+        "prelu = PReLU(num_parameters=1) <- conv_transpose2d\n"
+        "linear = Linear(in_features=8, out_features=5, bias=False) <- prelu"
+    )
+    assert not any(log.values()) and len(list(gm.parameters())) == 5
+    assert sorted(gm.state_dict())[:2] == ["conv2d.bias", "conv2d.weight"]
+
+
+class Same(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(F.pad(x, (0, 1, 0, 1)), self.weight, self.bias, self.stride)
+
+
+class Act(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.2, self.eps)
+        return F.relu(y)
+
+
+def test_subclassed_layers_keep_their_place_and_keys() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Same(4, 4, 2), Act(4))
+    text, log, gm = canonical(model)
+    lines = [line for line in text.splitlines() if not line.startswith("batch_norm = BatchNorm2d(4")]
+    assert len(lines) == 3 and "\n".join(lines) == (
+        "pad = pad <- input_1, pad=(0, 1, 0, 1), mode=constant, value=None\n"
+        "conv2d = Conv2d(4, 4, kernel_size=(2, 2), stride=(1, 1)) <- pad\n"
+        "relu = ReLU() <- batch_norm"
+    )
+    assert not any(log.values()) and set(gm.state_dict()) == set(model.state_dict())
+    assert isinstance(gm.get_submodule("1"), nn.BatchNorm2d)
+
+
+def test_fixed_batch_norm_stays_fixed() -> None:
+    class Frozen(nn.BatchNorm2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias)
+
+    _, log, gm = canonical(nn.Sequential(Frozen(4)))
+    norm = gm.get_submodule("0")
+    assert isinstance(norm, AnyBatchNorm) and not norm.train().training and norm.fixed
+    assert AnyBatchNorm(**norm.config()).config() == norm.config()
+    assert list(log.values()) == [""]
+
+
+def test_one_functional_weight_called_twice_is_one_module() -> None:
+    w = nn.ParameterDict({"c": torch.randn(4, 4, 1, 1)})
+    model = Net(lambda s, x: F.conv2d(F.conv2d(x, s.w["c"]), s.w["c"]), w=w)
+    _, _, gm = canonical(model)
+    calls = [n.target for n in gm.graph.nodes if n.op == "call_module"]
+    assert calls == ["conv2d", "conv2d"] and list(gm.state_dict()) == ["conv2d.weight"]
+
+
+class Drop(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout2d(F.dropout(x, 0.3, self.training), 0.2, training=False)
+        return F.alpha_dropout(x, 0.4, training=self.training)
+
+
+def test_dropout_follows_its_own_block() -> None:
+    model = nn.Sequential(nn.Dropout(0.0), Drop(), nn.Dropout(0.1))
+    text, log, gm = canonical(model)
+    assert text == (
+        "dropout = Dropout(p=0.3, inplace=False) <- input_1\n"
+        "alpha_dropout = AlphaDropout(p=0.4, inplace=False) <- dropout\n"
+        "_2 = Dropout(p=0.1, inplace=False) <- alpha_dropout"
+    )
+    assert log == {"_0": "", "dropout": "", "dropout2d": "", "alpha_dropout": ""}
+    gm.train().get_submodule("1").eval()
+    drops = {n.partition(".")[0]: m.training for n, m in gm.named_modules() if "Drop" in repr(m)[:9]}
+    assert drops["1"] is False and drops["2"] is True
+
+
+def shaped(s: Any, x: Tensor) -> Any:
+    return F.avg_pool2d(x, kernel_size=x.shape[-2:])
+
+
+def out_argument(s: Any, x: Tensor) -> Any:
+    y = x.detach()
+    return x + torch.add(y, y, out=y * 1)
+
+
+REFUSED: list[tuple[Callable[..., Any], str]] = [
+    (lambda s, x: F.dropout(x), "it drops in eval mode too (training=True)"),
+    (lambda s, x: F.dropout(x, training=not s.training), "training is computed while running"),
+    (shaped, "kernel_size is computed while running"),
+    (lambda s, x: F.conv2d(x, s.c.weight * 2), "its weight is computed in forward"),
+    (lambda s, x: torch.add(x, x, alpha=2), "it scales what it adds (alpha)"),
+    (lambda s, x: (x * 1).sigmoid_(), "sigmoid_ works in place, and no module does"),
+    (lambda s, x: x.clamp(x.mean(), 3), "min is computed while running"),
+    (lambda s, x: F.batch_norm(x, None, None, training=True), "it has no running statistics"),
+    (
+        lambda s, x: F.batch_norm(x, s.n.running_mean, s.n.running_var, training=True),
+        "it uses the batch's statistics in eval mode too (training=True)",
+    ),
+    (out_argument, "add has the argument out"),
+]
+
+
+@pytest.mark.parametrize(("fn", "why"), REFUSED)
+def test_refusals_name_the_reason(fn: Callable[..., Any], why: str) -> None:
+    model = Net(fn, c=nn.Conv2d(4, 4, 1), n=nn.BatchNorm2d(4))
+    _, log, _ = canonical(model)
+    assert any(reason.startswith(why) for reason in log.values()), log
+
+
+def test_pool_indices_and_hooks_are_refused() -> None:
+    model = Net(lambda s, x: torch.max_pool2d(x, 2) + F.max_pool2d(x, 2, return_indices=True)[0])
+    _, log, _ = canonical(model)
+    assert log == {"max_pool2d": ""}
+    pad = nn.ZeroPad2d(1)
+    pad.register_forward_hook(lambda m, i, o: o * 2)
+    _, log, _ = canonical(nn.Sequential(pad))
+    assert log == {"_0": "it has forward hooks"}
+
+
+def test_in_place_readers_still_see_the_change() -> None:
+    def forward(s: Any, x: Tensor) -> Any:
+        y = s.c(x)
+        view = y[:, :2]
+        F.relu(y, inplace=True)
+        z = y + view.sum()
+        s.r(z)
+        return y, view, z
+
+    text, log, gm = canonical(Net(forward, c=nn.Conv2d(4, 4, 1), r=nn.ReLU6(inplace=True)))
+    assert log == {"relu": ""} and "relu = ReLU(inplace=True) <- c\n" in text
+    y, view, z = gm(X)
+    assert (y >= 0).all() and torch.equal(view, y[:, :2]) and (z <= 6).all()
+
+
+def test_names_do_not_collide() -> None:
+    model = Net(lambda s, x: F.relu(s.relu(x)) + F.relu(s.relu_1(x)) + s.relu(x), relu=nn.ReLU(), relu_1=nn.Sigmoid())
+    _, log, gm = canonical(model)
+    calls = [str(n.target) for n in gm.graph.nodes if n.op == "call_module"]
+    assert len(set(calls)) == 5 == len(calls) and {"relu", "relu_1"} <= set(calls)
+    assert isinstance(gm.get_submodule("relu_1"), nn.Sigmoid) and not any(log.values())

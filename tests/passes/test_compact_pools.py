@@ -1,0 +1,81 @@
+"""The compact-pools pass: what it replaces, what it refuses, what is kept afterwards."""
+
+import pytest
+import torch
+from torch import fx, nn
+
+from floorplan.graph.driver import Pass, rewrite
+from floorplan.layers.activations import PackedMaxPool, ShapeAdaptiveAvgPool, ShapeAvgPool
+from floorplan.layers.windows import max_pool
+from floorplan.passes import compact_pools
+
+
+def agree(_: Pass, before: fx.GraphModule, after: fx.GraphModule) -> None:
+    x = torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    y, z = before(a), after(b)
+    y, z = (y[0], z[0]) if isinstance(y, tuple) else (y, z)
+    assert torch.equal(y, z)
+    assert torch.equal(*[torch.autograd.grad(o.square().sum(), i)[0] for o, i in ((y, a), (z, b))])
+
+
+def run(model: nn.Module) -> tuple[fx.GraphModule, dict[str, str]]:
+    gm, log = rewrite(fx.symbolic_trace(model), [compact_pools.PASS], agree)
+    return gm, {s.node: s.refused for s in log["compact_pools"]}
+
+
+def test_every_pool_with_a_twin_is_replaced() -> None:
+    pools = (nn.MaxPool2d(3, 1, 1), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(2))
+    gm, log = run(nn.Sequential(*pools))
+    assert log == {"_0": "", "_1": "", "_2": ""}
+    kinds = [type(gm.get_submodule(str(i))) for i in range(3)]
+    assert kinds == [PackedMaxPool, ShapeAvgPool, ShapeAdaptiveAvgPool]
+
+
+@pytest.mark.parametrize(
+    "pool,reason",
+    [
+        (nn.MaxPool2d(2, return_indices=True), "set return_indices=False"),
+        (nn.AdaptiveMaxPool2d(3), "fixed kernel"),
+        (nn.MaxPool2d((12, 12), padding=6), ""),
+        (nn.LPPool2d(2, 3), "neither a maximum nor a mean"),
+    ],
+    ids=str,
+)
+def test_refusals(pool: nn.Module, reason: str) -> None:
+    gm, log = run(nn.Sequential(pool))
+    assert reason in log["_0"] and bool(reason) == bool(log["_0"])
+    assert (type(gm.get_submodule("0")) is type(pool)) == bool(reason)
+
+
+def test_a_window_over_256_positions_is_refused() -> None:
+    gm = fx.symbolic_trace(nn.Sequential(nn.MaxPool2d(17)))
+    (site,) = compact_pools.PASS.run(gm)
+    assert site.refused == "MaxPool2d has 289 window positions, more than 256; use a smaller kernel"
+
+
+def test_bytes_kept_by_a_pooled_stem() -> None:
+    gm, _ = run(nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(3, 1)))
+    saved: list[int] = []
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        saved.append(t.nbytes)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        gm(torch.randn(3, 5, 14, 14, requires_grad=True))
+    assert saved == [(3 * 5 * 49 * 2 + 7) // 8]
+
+
+def test_max_pool_holds_no_whole_index_map() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    x = torch.randn(64, 8, 64, 64)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p:
+        y, packed = max_pool(x, [2, 2], [2, 2], [0, 0], [1, 1], False, 2)
+    now = peak = 0
+    for event in p.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    assert y.nbytes + packed.nbytes <= peak < y.nbytes + packed.nbytes + 8 * y.numel()

@@ -1,0 +1,42 @@
+"""The lossy pass: off by default, replaces what it can, refuses with a reason."""
+
+import pytest
+import torch
+from torch import fx, nn
+
+from floorplan.errors import FloorplanError
+from floorplan.graph.driver import rewrite
+from floorplan.layers.lossy import LossyActivation
+from floorplan.passes import PIPELINE
+from floorplan.passes.lossy_activations import approximate, lossy
+
+
+def graph() -> fx.GraphModule:
+    return fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 4, 1), nn.SiLU(), nn.Softsign(), nn.ReLU()))
+
+
+def test_not_in_the_pipeline() -> None:
+    assert lossy(4).name not in [getattr(p, "name", "") for p in PIPELINE]
+
+
+def test_replaced_refused_or_not_looked_at() -> None:
+    gm, log = rewrite(graph(), [lossy(4, "minimax")], lambda p, before, after: None)
+    sites = {s.node: s for s in log["lossy_activations"]}
+    assert set(sites) == {"_1", "_2"}
+    assert "LOSSY" in sites["_1"].note and not sites["_1"].refused
+    assert "no few-bit" in sites["_2"].refused
+    assert isinstance(gm.get_submodule("1"), LossyActivation)
+
+
+def test_approximate_leaves_the_graph_alone() -> None:
+    gm, x = graph(), torch.randn(2, 3, 4, 4)
+    twin, _ = approximate(gm, 2)
+    assert type(gm.get_submodule("1")) is nn.SiLU and torch.equal(gm(x), twin(x))
+    assert [id(p) for p in gm.parameters()] == [id(p) for p in twin.parameters()]
+
+
+def test_options_that_do_not_fit() -> None:
+    with pytest.raises(FloorplanError, match="1 to 8"):
+        lossy(0)
+    with pytest.raises(FloorplanError, match="fit"):
+        lossy(2, "guess")
