@@ -162,7 +162,7 @@ class Store:
 
     def read(self) -> None:
         """What the file holds now: another run may have written to it."""
-        self.document: dict[str, Any] = {"schema": "floorplan.step.program/1", "nets": {}}
+        self.document: dict[str, Any] = {"schema": "floorplan.step_program/1", "nets": {}}
         if self.path.exists():
             self.document = json.loads(self.path.read_text())
 

@@ -1,6 +1,6 @@
 """`floorplan gate`: the models of a pyproject.toml, each held to the floor.
 
-[[tool.floorplan.cli.gate]]
+[[tool.floorplan.gate]]
 model = "my_pkg.nets:build"     # as on the command line
 rank = 2                        # optional: as `rewrite` would adapt it
 input = [3, 224, 224]           # optional
@@ -43,9 +43,7 @@ def entries_of(path: Path) -> list[dict[str, Any]]:
         raise FloorplanError(f"{path}: not valid TOML: {e}") from e
     entries = document.get("tool", {}).get("floorplan", {}).get("gate", [])
     if not isinstance(entries, list) or not entries:
-        raise FloorplanError(
-            f'{path}: has no [[tool.floorplan.cli.gate]] entries; add one with model = "pkg.mod:factory"'
-        )
+        raise FloorplanError(f'{path}: has no [[tool.floorplan.gate]] entries; add one with model = "pkg.mod:factory"')
     for entry in entries:
         if fault := _fault(entry):
             raise FloorplanError(f"{path}: gate entry {entry}: {fault}")

@@ -35,7 +35,7 @@ FromPlan = Annotated[
     str | None, typer.Option("--plan", help="A plan.json: its rank, sites, method and seed, and its schedule.")
 ]
 Node = Annotated[str, typer.Argument(help="A node or module name, such as layer3.2.conv2.")]
-Config = Annotated[Path, typer.Argument(help="A pyproject.toml with [[tool.floorplan.cli.gate]] entries.")]
+Config = Annotated[Path, typer.Argument(help="A pyproject.toml with [[tool.floorplan.gate]] entries.")]
 Sarif = Annotated[str | None, typer.Option("--sarif", help="Write the guilty tensors as SARIF 2.1.0 ('-': to stdout).")]
 Json = Annotated[
     str | None, typer.Option("--json", help="Write the whole report as JSON ('-': to stdout, instead of the table).")

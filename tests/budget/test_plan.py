@@ -13,7 +13,7 @@ from plans import MACHINES, NETS, model_of, net_of
 from steps import by_autograd, gradients, worst
 from torch import nn
 
-from floorplan import FloorplanError, rewrite, save
+from floorplan import FloorplanError, load, rewrite, save
 from floorplan.budget.amount import bytes_of
 from floorplan.budget.choice import exact, fastest
 from floorplan.budget.net import Found
@@ -23,9 +23,8 @@ from floorplan.budget.search import more
 from floorplan.budget.search import schedules as considered
 from floorplan.ledger.inputs import filled
 from floorplan.ledger.losses import LOSSES
-from floorplan.step import compile as compile_step
+from floorplan.step.compile import compile_step
 from floorplan.step.timeline import measure
-from floorplan.store import load
 from tests.step.test_stream import Inverted
 
 BATCH = 13

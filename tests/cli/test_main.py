@@ -123,7 +123,7 @@ def test_what_cannot_be_used_is_one_line_and_exit_2(
 
 
 def test_gate_checks_every_listed_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    entry = f'[[tool.floorplan.cli.gate]]\nmodel = "{RESIDUAL}"\nrank = 2\nsites = "all"\ninput = [3, 16, 16]\n'
+    entry = f'[[tool.floorplan.gate]]\nmodel = "{RESIDUAL}"\nrank = 2\nsites = "all"\ninput = [3, 16, 16]\n'
     config = tmp_path / "pyproject.toml"
     config.write_text(entry)
     code, out, _ = run(capsys, "gate", str(config))
@@ -131,7 +131,7 @@ def test_gate_checks_every_listed_model(capsys: pytest.CaptureFixture[str], tmp_
     config.write_text(entry + "max_saved = 10\n")
     code, out, _ = run(capsys, "gate", str(config))
     assert code == 1 and "more than 10" in out
-    broken = '[[tool.floorplan.cli.gate]]\nmodel = "no.such:factory"\n'
+    broken = '[[tool.floorplan.gate]]\nmodel = "no.such:factory"\n'
     config.write_text(broken + entry)
     code, out, _ = run(capsys, "gate", str(config))
     assert code == 1 and out.count("FAIL") == 1 and out.splitlines()[1].startswith("ok")

@@ -231,7 +231,7 @@ def test_gradient_in_another_layout_than_the_output() -> None:
 STRIDED = """
 import torch
 from torch import nn
-from floorplan.sites import to_site
+from floorplan.graph.fold import to_site
 for rank in (2, 4):
     conv = nn.Conv2d(256, 512, 1, stride=2, bias=False).to(memory_format=torch.channels_last)
     site = to_site(conv)

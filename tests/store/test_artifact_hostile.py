@@ -236,7 +236,7 @@ def test_damage_that_shows_only_in_use_is_refused_on_loading(tmp_path: Path, dam
         torch.save(d, path)
     says = {"checksum": "does not match its checksum", "geometry": "its graph does not run"}
     with pytest.raises(LoadError, match=says[damage]) as e:
-        load_artifact(path)
+        floorplan.load(path)
     assert "\n" not in str(e.value)
 
 
