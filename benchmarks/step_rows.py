@@ -28,8 +28,8 @@ from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import subject_of
 from floorplan.methods.verify import randomize_adapters
 from floorplan.step.compile import Schedule, Step, compile_step
-from floorplan.step.forms import branches
 from floorplan.step.graph import values_of
+from floorplan.step.ops import PARTS, is_matrix
 from floorplan.store.load import load_model
 
 BACKENDS = {"budget": "aot_eager", "inductor": "inductor"}
@@ -130,11 +130,22 @@ def schedule_of(row: Row, gm: fx.GraphModule, x: Tensor) -> Schedule:
     way, _, size = row.branched.partition(":")
     names: tuple[str, ...] = ()
     if way == "small":
-        names = branches(gm, values_of(gm, (x,)), int(size), small=True)
+        names = _smaller(gm, values_of(gm, (x,)), int(size))
     elif way:
         calls = [n for n in gm.graph.nodes if n.op == "call_module" and n.name.startswith(tuple(way.split(",")))]
         names = tuple(n.name for n in calls if isinstance(gm.get_submodule(n.target), FusedConv))
     return replace(row.schedule, layout=row.layout, branches=names)
+
+
+def _smaller(gm: fx.GraphModule, values: dict[str, Any], samples: int) -> tuple[str, ...]:
+    """Sites whose merged weight is larger than the temporary of their branch: none for 1x1 convs, else a part of z."""
+    out = []
+    for n in gm.graph.nodes:
+        m = gm.get_submodule(str(n.target)) if n.op == "call_module" else None
+        if isinstance(m, FusedConv) and m.rank:
+            spare = 0 if is_matrix(m) else samples * values[n.name][0].numel() / min(PARTS, samples)
+            out += [n.name] if m.weight.numel() > spare else []
+    return tuple(out)
 
 
 class Segments(nn.Module):

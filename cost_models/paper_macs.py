@@ -1,17 +1,13 @@
 """Multiply-adds of one training step by the MemFLoRA paper's convention (Table 5): numbers in, numbers out.
 
-    forward      convs and linear layers, adapters at the positions where they compute
-    input grads  as many again, the first layer not left out
-    weight grads of the trained factors alone
-    merging      r*|W| a step, not a sample, each time an adapter is multiplied out
-
-Fifty steps, and one calibration batch for the methods that calibrate.
+forward      convs and linear layers, adapters at the positions where they compute
+input grads  as many again, the first layer not left out
+weight grads of the trained factors alone
+merging      r*|W| a step, not a sample, each time an adapter is multiplied out
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -34,9 +30,3 @@ def step(layers: Sequence[Layer], batch: int, merges: int = 0, replays: bool = F
     sample = 2 * forward(layers) + sum(x.trained for x in layers)
     sample += forward(layers) if replays else 0
     return batch * sample + merges * sum(x.merge for x in layers)
-
-
-def run(layers: Sequence[Layer], batch: int, merges: int = 0, replays: bool = False, calibrates: bool = False) -> int:
-    """Of STEPS steps, calibration included."""
-    total = STEPS * step(layers, batch, merges, replays)
-    return total + (batch * forward(layers) if calibrates else 0)

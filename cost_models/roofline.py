@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from floorplan.errors import FloorplanError
 
-Op = tuple[float, float, float]  # flops, bytes moved, calls
 Sample = tuple[float, float, float, float]  # flops, bytes moved, calls, seconds
 
 
@@ -38,16 +37,6 @@ class Fitted:
     median_error: float
     worst_error: float
     samples: int = 0
-
-
-def op_time(flops: float, moved: float, machine: Machine) -> float:
-    """Seconds of one operation."""
-    return machine.op_time(flops, moved)
-
-
-def step_time(ops: Sequence[Op], machine: Machine) -> float:
-    """Seconds of (flops, bytes, calls) operations, one after the other."""
-    return sum(machine.op_time(*op) for op in ops)
 
 
 def fit(samples: Sequence[Sample]) -> Fitted:

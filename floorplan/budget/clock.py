@@ -2,7 +2,7 @@
 
     seconds = scale * sum over kinds of max(flops / F, bytes / M) + calls * overhead
 
-F and M come from calibrate_time; scale and overhead are set by real steps of 2k and 8k samples, k up to 4 where
+F and M come from machine.by_kind; scale and overhead are set by real steps of 2k and 8k samples, k up to 4 where
 steps are quick, and what the model then misses at 4k samples is its stated error.
 """
 

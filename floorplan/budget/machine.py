@@ -54,11 +54,6 @@ class Timed:
         return self.flops, self.moved, 1, self.seconds
 
 
-def calibrate(device: str | torch.device = "cpu", seconds: float = 3.0) -> Fitted:
-    """One machine for all kinds of operations."""
-    return fit([t.sample for t in timings(device, seconds)])
-
-
 def by_kind(device: str | torch.device = "cpu", seconds: float = 3.0) -> dict[str, Fitted]:
     """A machine for each kind of operation, such as "dense, channels_last" or "pack"; "all" for any other."""
     found = timings(device, seconds)
@@ -70,7 +65,7 @@ def timings(device: str | torch.device = "cpu", seconds: float = 3.0) -> list[Ti
     """Every operation timed on `device`, in about `seconds` altogether; the fastest call of each."""
     where = torch.device(device)
     if where.type == "cuda" and not torch.cuda.is_available():
-        raise FloorplanError(f"calibrate: {device}: no such device here; use cpu")
+        raise FloorplanError(f"timings: {device}: no such device here; use cpu")
     with torch.no_grad():
         ops = [*_convs(where), *_gates(where)]
         return [Timed(kind, name, f, b, _fastest(run, where, seconds / len(ops))) for kind, name, f, b, run in ops]

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from floorplan.budget.clock import TimeOf
-from floorplan.budget.profile import Form, Sized, Trace, cuts, form, joints, sized, trace
+from floorplan.budget.profile import FITTED, Form, Sized, Trace, cuts, form, joints, sized, trace
 from floorplan.budget.work import Worked
 from floorplan.cost_models.peaks import Composer, Head, Stage, Unit, sizes
 from floorplan.errors import FloorplanError
@@ -22,7 +22,6 @@ from floorplan.ledger.inputs import resized
 from floorplan.step.compile import Schedule, Step, compile_step
 from floorplan.step.graph import learners, ordered, values_of
 from floorplan.step.stream_rules import wide
-from floorplan.timeline.batch import FITTED
 
 ODD = 13  # samples, no multiple of any number of slices
 

@@ -58,7 +58,7 @@ def plan(
     """The fastest schedule of a training step that fits `budget`, by closed forms from few fake runs.
 
     budget: bytes, or "32MB". batch: samples of a step; None: as many as fit. ranks: the largest that fits is taken.
-    machines: what this machine does, as calibrate_time.by_kind measures it. measured: run the chosen step too.
+    machines: what this machine does, as budget.machine.by_kind measures it. measured: run the chosen step too.
     """
     if loss not in LOSSES:
         raise FloorplanError(f"--loss {loss}: not known; use {', '.join(LOSSES)}")

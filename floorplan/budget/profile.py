@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from floorplan.budget.work import Work, Worked
@@ -28,7 +27,7 @@ from floorplan.step.runner import Runner
 from floorplan.trees import model_state, storage_key, tensors_in
 
 Window = tuple[int, int]
-Ints = NDArray[np.int64]
+FITTED = (8, 16)  # samples: multiples of 8, where packed masks fill whole bytes
 
 
 @dataclass(frozen=True)

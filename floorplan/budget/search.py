@@ -10,8 +10,8 @@ from itertools import combinations, groupby, pairwise
 from typing import Any
 
 from floorplan.budget.net import Found, Net
+from floorplan.budget.profile import FITTED
 from floorplan.cost_models.peaks import Stage
-from floorplan.timeline.batch import FITTED
 
 SIZES = tuple(1 << k for k in range(8))  # part sizes of stages
 PAIRS = 16  # places for two cuts

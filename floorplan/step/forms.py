@@ -10,16 +10,10 @@ from typing import Any
 from torch import fx
 
 from floorplan.layers.fused import FusedConv
-from floorplan.step.ops import PARTS, is_matrix
 
 
-def branches(
-    gm: fx.GraphModule, values: Mapping[str, Any], samples: int | Mapping[str, int], small: bool = False
-) -> tuple[str, ...]:
-    """Nodes whose site should run as two branches, for parts of `samples` (one number, or one a node).
-
-    fast: where the weight outweighs the site's maps. small: wherever the temporary is the smaller one.
-    """
+def branches(gm: fx.GraphModule, values: Mapping[str, Any], samples: int | Mapping[str, int]) -> tuple[str, ...]:
+    """Nodes whose weight outweighs the site's maps: two branches are faster, for parts of `samples` (or one a node)."""
     out = []
     for n in gm.graph.nodes:
         m = gm.get_submodule(str(n.target)) if n.op == "call_module" else None
@@ -27,7 +21,6 @@ def branches(
             continue
         size = samples if isinstance(samples, int) else samples.get(n.name, 1)
         x, z = (values[v.name][0].numel() for v in (n.args[0], n))
-        spare = 0 if is_matrix(m) else size * z / min(PARTS, size)
-        if m.weight.numel() > (spare if small else size * (x + z)):
+        if m.weight.numel() > size * (x + z):
             out.append(n.name)
     return tuple(out)

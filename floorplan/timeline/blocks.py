@@ -8,8 +8,8 @@ and exports read it and know nothing of graphs.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -90,10 +90,6 @@ class StepTimeline:
             if not kept or b.role not in UNKEPT:
                 bytes_of[b.node, b.direction] += b.nbytes
         return [(node, direction, n) for (node, direction), n in bytes_of.most_common()]
-
-    def rounded(self, size_of: Callable[[int], int]) -> "StepTimeline":
-        """The same step where a request of n bytes takes size_of(n), as an allocator's blocks do."""
-        return replace(self, blocks=tuple(replace(b, nbytes=size_of(b.nbytes)) for b in self.blocks))
 
     def __str__(self) -> str:
         lines = [f"{self.name or 'one step'}: {len(self.blocks)} storages"]

@@ -107,46 +107,6 @@ def call_timeline(
     return StepTimeline(name, blocks, len(blocks))
 
 
-def allocated_peak(
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    target: Tensor,
-    loss: Loss,
-    *,
-    replays: bool = False,
-    optimizer: str | None = None,
-) -> int:
-    """Bytes that CUDA's allocator gives out at most during one step, above what it gave before.
-
-    It also counts workspaces inside kernels, and the state of an optimizer, which this step makes.
-    FloorplanError where the model is not on a CUDA device.
-    """
-    device = next((t.device for t in [*gm.parameters(), *gm.buffers()]), torch.device("cpu"))
-    if device.type != "cuda":
-        raise FloorplanError(f"allocated peak: the model is on {device}; only CUDA's allocator counts, move it there")
-    # Before anything is counted, libraries load and take their workspaces.
-    measure_timeline(gm, inputs, target, loss, replays=replays, optimizer=optimizer)
-    end = _Ending(gm, replays, optimizer)
-    with undisturbed(gm), _same_parameters(gm, optimizer), capturing(gm, replays):
-        for t in [*gm.parameters(), *gm.buffers()]:
-            t.grad = None
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        out = gm(*inputs)
-        total, held = loss(out, target), [t.detach() for t in tensors_in(out)]
-        del out
-        if total.requires_grad:
-            total.backward()  # type: ignore[no-untyped-call]
-        del total
-        end(gm, tuple(inputs), StorageTracker())
-        del held
-        for b in gm.buffers():  # a replay leaves gradients on the projections
-            b.grad = None
-        torch.cuda.synchronize(device)
-        return int(torch.cuda.max_memory_allocated(device) - before)
-
-
 @dataclass
 class _Ending:
     """What follows the backward: a replay, an optimizer step, both or neither."""

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from floorplan.cost_models.roofline import Machine, Sample, fit, op_time, step_time
+from floorplan.cost_models.roofline import Machine, Sample, fit
 from floorplan.errors import FloorplanError
 
 TRUE = Machine(5e10, 8e9, 2e-5)
@@ -21,10 +21,9 @@ def samples(n: int = 40, noise: float = 0.0, seed: int = 0) -> list[Sample]:
 
 def test_times_by_hand() -> None:
     m = Machine(1e9, 1e8, 0.001)
-    assert op_time(2e9, 1e8, m) == pytest.approx(2.001)
-    assert op_time(1e8, 3e8, m) == pytest.approx(3.001)
-    assert step_time([(2e9, 0, 1), (0, 1e8, 10)], m) == pytest.approx(2.001 + 1.01)
-    assert step_time([], m) == 0
+    assert m.op_time(2e9, 1e8) == pytest.approx(2.001)
+    assert m.op_time(1e8, 3e8) == pytest.approx(3.001)
+    assert m.op_time(0, 1e8, 10) == pytest.approx(1.01)
 
 
 def test_exact_samples_give_the_machine_back() -> None:

@@ -31,7 +31,6 @@ def test_the_formula_of_a_step() -> None:
     assert formulas.forward(layers) == 140
     assert formulas.step(layers, 4) == 4 * (280 + 7)
     assert formulas.step(layers, 4, merges=2, replays=True) == 4 * (280 + 7 + 140) + 2 * 50
-    assert formulas.run(layers, 4, calibrates=True) == 50 * 4 * 287 + 4 * 140
 
 
 @pytest.mark.parametrize("groups", [1, 3])

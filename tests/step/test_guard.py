@@ -12,7 +12,7 @@ from smooth_nets import adapted_net
 from steps import by_autograd, gradients, graph_of, worst
 from torch import Tensor, fx, nn
 
-from floorplan.budget.remat.ladder import rematerialise
+from floorplan.budget.remat.ladder import climb
 from floorplan.errors import FloorplanError
 from floorplan.step.compile import Schedule, Step, compile_step
 
@@ -187,6 +187,6 @@ def test_a_step_that_fails_leaves_no_part_of_a_gradient(gm: fx.GraphModule) -> N
 
 def test_what_computes_again_is_left_to_autograd() -> None:
     x = torch.randn(2, 3, 16, 16)
-    again = rematerialise(adapted_net("groupnorm"), (x,)).module
+    again = climb(adapted_net("groupnorm"), (x,)).fit().module
     with pytest.raises(FloorplanError, match="computes again what it let go"):
         compile_step(again, "sum", x)

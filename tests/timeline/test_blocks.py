@@ -44,12 +44,6 @@ def test_what_is_alive_by_node() -> None:
     assert STEP.by_node(2) == [("a", "forward", 100), ("b", "forward", 70)]
 
 
-def test_rounding_of_an_allocator() -> None:
-    rounded = STEP.rounded(lambda n: -(-n // 512) * 512)
-    assert rounded.peak == 3 * 512 and rounded.state == STEP.state
-    assert [b.born for b in rounded.blocks] == [b.born for b in STEP.blocks]
-
-
 def test_intervals_for_solvers() -> None:
     assert intervals(STEP.blocks)[0] == (0, 4, 100)
 

@@ -13,7 +13,6 @@ from hard_models import build
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from floorplan.cost_models.allocators import cuda_round
 from floorplan.errors import FloorplanError
 from floorplan.graph import driver
 from floorplan.graph.trace import trace
@@ -22,7 +21,7 @@ from floorplan.ledger.losses import LOSSES, target_for
 from floorplan.ledger.step_figures import predict_step
 from floorplan.methods.catalogue import METHODS, Options, method
 from floorplan.timeline.blocks import StepTimeline
-from floorplan.timeline.run import allocated_peak, call_timeline, measure_timeline, predict_timeline
+from floorplan.timeline.run import call_timeline, measure_timeline, predict_timeline
 from tests.examples.test_backbones import factory, window
 from tests.ledger.test_step_figures import adapted, images
 
@@ -268,24 +267,3 @@ def test_any_call() -> None:
     with FakeTensorMode() as mode:
         w = mode.from_tensor(w)
         assert call_timeline(step, [w], name="by hand", gradients=grads) == found
-
-
-def test_cuda_alone_counts_what_its_allocator_gives() -> None:
-    gm, x = adapted("full"), images(5)
-    with pytest.raises(FloorplanError, match="^allocated peak: the model is on cpu; "):
-        allocated_peak(gm, (x,), target_for(gm, (x,), "cross_entropy"), XENT)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("optimizer", [None, "adam"])
-def test_cuda_gives_out_what_the_rounded_timeline_says(optimizer: str | None) -> None:
-    """On layers whose kernels take no workspace; others may take more."""
-    x = torch.randn(64, 32, device="cuda")
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)).cuda()
-    gm = trace(model, (x,)).gm
-    target = target_for(gm, (x,), "mse")
-    found = both(gm, (x,), "mse", optimizer=optimizer)
-    want = found.rounded(cuda_round).peak
-    got = allocated_peak(gm, (x,), target, LOSSES["mse"], optimizer=optimizer)
-    apart = dict(found.state)["optimizer"] if optimizer else 0
-    assert want <= got <= want + 2 * apart + 512 * 8

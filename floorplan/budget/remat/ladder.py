@@ -15,13 +15,11 @@ from typing import Any
 from torch import Tensor, fx
 
 from floorplan.budget.remat.graph import apply
-from floorplan.budget.remat.problem import PRICES, Choice, Problem
+from floorplan.budget.remat.problem import PRICES, Problem
 from floorplan.budget.remat.study import Value, out_of_place
-from floorplan.errors import FloorplanError
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.losses import Loss
 from floorplan.ledger.run import Run, run_graph
-from floorplan.ledger.storage import Timeline
 
 
 @dataclass(frozen=True)
@@ -40,27 +38,14 @@ class Remat:
     """A graph that computes the same bits and keeps less, and what that costs. Bytes are of one step."""
 
     module: fx.GraphModule
-    chosen: tuple[Choice, ...]
     ladder: tuple[Rung, ...]  # rung 0 is the graph as it was
     rung: int
-    before: Timeline
-    after: Timeline
     notes: tuple[str, ...]
-
-    @property
-    def peak_before(self) -> int:
-        """Requested peak of the graph as it was."""
-        return self.ladder[0].requested_peak
 
     @property
     def peak_after(self) -> int:
         """Requested peak now."""
         return self.ladder[self.rung].requested_peak
-
-    @property
-    def bytes_saved(self) -> int:
-        """How much less is kept at the end of the forward."""
-        return self.ladder[0].saved - self.ladder[self.rung].saved
 
     @property
     def extra_macs(self) -> int:
@@ -73,7 +58,6 @@ class Ladder:
     """Every way found to run the step, by rising work and falling peak; a budget picks one."""
 
     rungs: tuple[Rung, ...]
-    timelines: tuple[Timeline, ...]
     source: fx.GraphModule
     plain: fx.GraphModule  # source, out of place
     values: dict[str, Value]
@@ -89,33 +73,7 @@ class Ladder:
             notes.append(f"budget of {budget:,} bytes not met: the lowest peak found is {rung.requested_peak:,}")
         if len(self.rungs) == 1:
             notes.append("nothing computed again: no candidate lowers the requested peak")
-        return Remat(
-            module,
-            tuple(problem.choices(rung.recomputed)),
-            self.rungs,
-            at,
-            self.timelines[0],
-            self.timelines[at],
-            (*notes, *problem.refusals()),
-        )
-
-
-def rematerialise(
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    budget: int | None = None,
-    *,
-    loss: Loss | None = None,
-    target: Tensor | None = None,
-    prices: Sequence[float] = PRICES,
-) -> Remat:
-    """Trade kept bytes for computing again, so that the requested peak fits `budget` bytes.
-
-    budget: bytes that the step itself may allocate (model, optimizer state, the caller's batch apart); None
-    for the lowest peak found. loss(output, target): as in training; None for the sum of all outputs. The
-    result shares parameters with `gm`, which is left as it is. A budget that cannot be met is said in notes.
-    """
-    return climb(gm, inputs, loss=loss, target=target, prices=prices).fit(budget)
+        return Remat(module, self.rungs, at, (*notes, *problem.refusals()))
 
 
 def climb(
@@ -126,27 +84,25 @@ def climb(
     target: Tensor | None = None,
     prices: Sequence[float] = PRICES,
 ) -> Ladder:
-    """All rungs for one graph at these sizes, for any number of budgets; arguments as for rematerialise."""
-    if not isinstance(gm, fx.GraphModule):
-        raise FloorplanError(f"rematerialise: {type(gm).__name__} is no graph; give rewrite(...).module")
+    """All rungs for one graph at these sizes, for any number of budgets of what the step itself allocates.
+
+    loss(output, target): as in training; None for the sum of all outputs. What `fit` gives shares parameters with
+    `gm`, which is left as it is.
+    """
     given = tuple(inputs) if loss is None else (*inputs, target)
     plain, values = out_of_place(gm, tuple(inputs))
-    run = _step(gm, given, loss)
-    start = _rung(run, 0, frozenset(), False)
-    tried = {start: run.timeline}
+    tried = [_rung(_step(gm, given, loss), 0, frozenset(), False)]
 
     def attempt(again: frozenset[str], apart: bool) -> None:
         if not any((r.recomputed, r.apart) == (again, apart) for r in tried):
             twin, macs = apply(plain, values, again, apart)
-            run = _step(twin, given, loss)
-            tried[_rung(run, macs, again, apart)] = run.timeline
+            tried.append(_rung(_step(twin, given, loss), macs, again, apart))
 
     for again in Problem(plain, values).candidates(prices):
         attempt(again, False)
-    for rung in _ladder(list(tried))[1:]:
+    for rung in _ladder(tried)[1:]:
         attempt(rung.recomputed, True)
-    rungs = _ladder(list(tried))
-    return Ladder(rungs, tuple(tried[r] for r in rungs), gm, plain, values)
+    return Ladder(_ladder(tried), gm, plain, values)
 
 
 def _step(gm: fx.GraphModule, given: Sequence[Any], loss: Loss | None) -> Run:

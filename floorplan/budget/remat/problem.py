@@ -1,7 +1,6 @@
 """A graph's values as numbers for the minimum cut: bytes, work, what is needed, what may not be computed again."""
 
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from torch import fx
 
@@ -11,16 +10,6 @@ from floorplan.cost_models.mincut import Cut, boundaries, cheapest_cut
 PRICES = (1.0, 0.25, 1 / 16, 1 / 64, 1 / 256, 0.0)  # bytes that one operation is taken to be worth
 _UNIT = 1024  # prices are rounded to this part of a byte
 _SMALL = 2000  # what is below this share of all that is kept is left alone
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What becomes of one tensor that autograd kept before."""
-
-    node: str
-    nbytes: int
-    recomputed: bool
-    macs: int  # of computing it again, once
 
 
 class Problem:
@@ -89,12 +78,6 @@ class Problem:
                 owner = self.values[self.names[u]].owner
                 last[self.at[owner] if owner else u] = i
         return last
-
-    def choices(self, again: Set[str]) -> Iterator[Choice]:
-        """What becomes of every tensor that was kept."""
-        for i in self.needed:
-            v = self.values[self.names[i]]
-            yield Choice(v.node, v.nbytes, v.node in again, v.macs if v.node in again else 0)
 
     def refusals(self) -> Iterator[str]:
         """Why a value that is kept is never computed again, by node."""
