@@ -19,8 +19,9 @@ from torch.utils._pytree import tree_map
 
 from floorplan.errors import FloorplanError
 from floorplan.ledger.losses import Loss
+from floorplan.ledger.run import Step
 from floorplan.timeline.blocks import Block, StepTimeline
-from floorplan.timeline.run import predict_timeline
+from floorplan.timeline.run import step_timeline
 
 FITTED = (8, 16)  # multiples of 8, where packed masks fill whole bytes
 CHECKED = 5
@@ -137,7 +138,7 @@ def in_batch(
     def run(batch: int) -> StepTimeline:
         sized = tree_map(lambda t: sized(t, batch), tuple(inputs))
         labels = sized(target, batch)
-        return predict_timeline(gm, sized, labels, loss, replays=replays, optimizer=optimizer, name=name)
+        return step_timeline(Step(gm, sized, labels, loss, replays=replays), optimizer=optimizer, name=name)
 
     low, high, other = (run(batch) for batch in (*FITTED, CHECKED))
     _same_events(low, high, *(f"batch {b}" for b in FITTED))

@@ -15,10 +15,11 @@ from floorplan.graph import driver
 from floorplan.graph.trace import trace
 from floorplan.ledger.inputs import resized
 from floorplan.ledger.losses import LOSSES, target_for
+from floorplan.ledger.run import Step
 from floorplan.methods.catalogue import Options, method
 from floorplan.timeline.batch import BatchTimeline, in_batch, in_rank
 from floorplan.timeline.blocks import Block, StepTimeline
-from floorplan.timeline.run import predict_timeline
+from floorplan.timeline.run import step_timeline
 from tests.examples.test_backbones import factory, window
 from tests.timeline.test_run import NETS, XENT, by
 
@@ -36,7 +37,7 @@ BATCHES = (1, 2, 3, 7, 12, 24, 33)
 
 
 def fresh(gm: fx.GraphModule, x: Tensor, target: Tensor, batch: int, loss: str = "cross_entropy") -> StepTimeline:
-    return predict_timeline(gm, (resized(x, batch),), resized(target, batch), LOSSES[loss])
+    return step_timeline(Step(gm, (resized(x, batch),), resized(target, batch), LOSSES[loss]))
 
 
 def agrees(found: BatchTimeline, gm: fx.GraphModule, x: Tensor, target: Tensor, batches: tuple[int, ...]) -> None:
@@ -119,7 +120,7 @@ def test_an_optimizer_and_a_replay() -> None:
     target = target_for(gm, (x,), "cross_entropy")
     found = in_batch(gm, (x,), target, XENT, replays=True, optimizer="adam", name="sg")
     options = {"replays": True, "optimizer": "adam", "name": "sg"}
-    want = predict_timeline(gm, (resized(x, 11),), resized(target, 11), XENT, **options)  # type: ignore[arg-type]
+    want = step_timeline(Step(gm, (resized(x, 11),), resized(target, 11), XENT), **options)  # type: ignore[arg-type]
     assert found.at(11) == want and {b.direction for b in want.blocks} >= {"replay", "optimizer"}
 
 

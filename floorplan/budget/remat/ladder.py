@@ -9,7 +9,7 @@ picks the first rung that fits, so a smaller budget never has a higher peak.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, fx
@@ -18,9 +18,8 @@ from floorplan.budget.remat.graph import apply
 from floorplan.budget.remat.problem import PRICES, Choice, Problem
 from floorplan.budget.remat.study import Value, out_of_place
 from floorplan.errors import FloorplanError
-from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.losses import Loss
-from floorplan.ledger.run import Run, run_graph
+from floorplan.ledger.run import Run, Step, run
 from floorplan.ledger.storage import Timeline
 
 
@@ -129,17 +128,17 @@ def climb(
     """All rungs for one graph at these sizes, for any number of budgets; arguments as for rematerialise."""
     if not isinstance(gm, fx.GraphModule):
         raise FloorplanError(f"rematerialise: {type(gm).__name__} is no graph; give rewrite(...).module")
-    given = tuple(inputs) if loss is None else (*inputs, target)
     plain, values = out_of_place(gm, tuple(inputs))
-    run = _step(gm, given, loss)
-    start = _rung(run, 0, frozenset(), False)
-    tried = {start: run.timeline}
+    step = Step(gm, tuple(inputs), target, loss)
+    seen = run(step)
+    start = _rung(seen, 0, frozenset(), False)
+    tried = {start: seen.timeline}
 
     def attempt(again: frozenset[str], apart: bool) -> None:
         if not any((r.recomputed, r.apart) == (again, apart) for r in tried):
             twin, macs = apply(plain, values, again, apart)
-            run = _step(twin, given, loss)
-            tried[_rung(run, macs, again, apart)] = run.timeline
+            seen = run(replace(step, model=twin))
+            tried[_rung(seen, macs, again, apart)] = seen.timeline
 
     for again in Problem(plain, values).candidates(prices):
         attempt(again, False)
@@ -147,10 +146,6 @@ def climb(
         attempt(rung.recomputed, True)
     rungs = _ladder(list(tried))
     return Ladder(rungs, tuple(tried[r] for r in rungs), gm, plain, values)
-
-
-def _step(gm: fx.GraphModule, given: Sequence[Any], loss: Loss | None) -> Run:
-    return run_graph(concrete_fakes(gm, given), hooks=False, backward=True, loss=loss)
 
 
 def _rung(run: Run, macs: int, again: frozenset[str], apart: bool) -> Rung:
