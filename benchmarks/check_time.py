@@ -23,8 +23,7 @@ import backbones
 
 from floorplan.graph.trace import trace
 from floorplan.ledger.analyze import analyze
-from floorplan.ledger.fakes import concrete_fakes
-from floorplan.ledger.run import run_graph
+from floorplan.ledger.run import Step, Watch, run
 
 
 def timed(run: Callable[[], object], rounds: int = 3) -> float:
@@ -58,7 +57,7 @@ def measured(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, float, floa
     x = torch.empty(shape)
     traced = trace(model, (x,))
     nodes = len(traced.gm.graph.nodes)
-    concrete = timed(lambda: run_graph(concrete_fakes(traced.gm, (x,)), hooks=True))
+    concrete = timed(lambda: run(Step(traced.gm, (x,)).forward, Watch(hooks=True)))
     whole = timed(lambda: analyze(traced.gm, (x,), opaque=traced.opaque, real=model))
     return nodes, whole / concrete, whole / nodes
 

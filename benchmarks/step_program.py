@@ -35,11 +35,12 @@ from floorplan.errors import FloorplanError
 from floorplan.files import write_text
 from floorplan.graph.trace import trace
 from floorplan.ledger.losses import LOSSES
+from floorplan.ledger.run import Step, run
 from floorplan.methods.verify import set_plain
 from floorplan.step.compile import Schedule, compile_step
 from floorplan.step.timeline import measure, predict, whole_op_bound
 from floorplan.timeline.blocks import StepTimeline
-from floorplan.timeline.run import call_timeline, measure_timeline, predict_timeline
+from floorplan.timeline.run import step_timeline, timeline_of
 from floorplan.trees import model_state
 
 RESULTS = ROOT / "benchmarks" / "results" / "step_program.json"
@@ -58,12 +59,13 @@ def memory(net: Net, row: Row) -> dict[str, Any]:
         predicted, measured = predict(made.step, (x,), y), measure(made.step, (x,), y)
     elif row.kind in ("full", "autograd"):
         gm = made.model if isinstance(made.model, fx.GraphModule) else trace(made.model, (x,)).gm
-        loss = LOSSES["cross_entropy"]
-        predicted, measured = (f(gm, (x,), y, loss) for f in (predict_timeline, measure_timeline))
+        step = Step(gm, (x,), y, LOSSES["cross_entropy"])
+        predicted, measured = (step_timeline(step, fake=fake) for fake in (True, False))
     elif row.kind != "inductor":  # whose kernels allocate unseen
         made.run()
         with visible_graphs():
-            measured = call_timeline(lambda enter: made.run(), [*model_state(made.model), x, y])
+            step = Step(made.model, (x,), y, drive=lambda *_: made.run())
+            measured = timeline_of(run(step, fake=False), row.name)
     streams = bool(made.step and made.step.schedule.stream)  # runs no op whole
     return {
         "predicted": predicted.peak if predicted else None,

@@ -28,6 +28,7 @@ from floorplan.cost_models import arena
 from floorplan.errors import FloorplanError
 from floorplan.ledger.inputs import filled
 from floorplan.ledger.losses import LOSSES, target_for
+from floorplan.ledger.run import Step
 from floorplan.methods.catalogue import METHODS, Options, Plan, method
 from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import subject_of
@@ -35,7 +36,7 @@ from floorplan.step.compile import Schedule, compile_step
 from floorplan.step.timeline import measure, predict
 from floorplan.text import versions
 from floorplan.timeline.blocks import StepTimeline, intervals
-from floorplan.timeline.run import measure_timeline, predict_timeline
+from floorplan.timeline.run import step_timeline
 
 RESULTS, TABLE = ROOT / "benchmarks" / "results" / "timeline_zoo.json", ROOT / "docs" / "timeline_zoo.md"
 HEADER = ["model", "methods", "exact", "largest difference (B)", "arena / max-live, worst", "arena s, worst", "not run"]
@@ -54,8 +55,8 @@ def rows(family: str, name: str, methods: list[str]) -> Iterator[dict[str, Any]]
             inputs = filled(s.inputs, 2)
             y, loss = target_for(gm, inputs, "cross_entropy"), LOSSES["cross_entropy"]
             options: dict[str, Any] = {"replays": m.replays}
-            p = predict_timeline(gm, inputs, y, loss, **options)
-            yield row | found(p, measure_timeline(gm, inputs, y, loss, **options))
+            p = step_timeline(Step(gm, inputs, y, loss), **options)
+            yield row | found(p, step_timeline(Step(gm, inputs, y, loss), fake=False, **options))
             if m.name == "memflora":
                 gm.eval()
                 step = compile_step(gm, "cross_entropy", inputs, plan=Schedule())

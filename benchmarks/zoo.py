@@ -140,11 +140,11 @@ def predict(gm: fx.GraphModule, x: Tensor) -> Any:
     """The exact figures, as `check` finds them, without the symbolic proof."""
     from floorplan.ledger.fakes import concrete_fakes
     from floorplan.ledger.figures import figures
-    from floorplan.ledger.run import run_graph
+    from floorplan.ledger.run import Step, Watch, run
 
     fakes = concrete_fakes(gm, (x,))
-    hooked = run_graph(fakes, hooks=True)
-    plain = run_graph(fakes, hooks=False, backward=True)
+    hooked = run(Step(fakes.gm, fakes.inputs).forward, Watch(hooks=True), fakes)
+    plain = run(Step(fakes.gm, fakes.inputs), Watch(), fakes)
     return figures(fakes.gm, hooked, plain, [x])
 
 

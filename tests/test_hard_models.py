@@ -14,7 +14,7 @@ from floorplan.ledger.criterion import AT_FLOOR
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.figures import Figures, figures, measure
 from floorplan.ledger.report import CheckReport
-from floorplan.ledger.run import run_graph
+from floorplan.ledger.run import Step, Watch, run
 from floorplan.trees import tensors_in
 
 BROKEN = ("in-place-add-after-relu", "branch-on-values")
@@ -25,8 +25,8 @@ WARNING = "Using padding='same' with even kernel lengths"
 def exact(traced: Traced, inputs: tuple[torch.Tensor, ...]) -> tuple[Figures, int]:
     """Predicted figures, and the number of storages that are not model state."""
     fakes = concrete_fakes(traced.gm, inputs)
-    hooked = run_graph(fakes, hooks=True)
-    plain = run_graph(fakes, hooks=False, backward=True)
+    hooked = run(Step(fakes.gm, fakes.inputs).forward, Watch(hooks=True), fakes)
+    plain = run(Step(fakes.gm, fakes.inputs), Watch(), fakes)
     found = figures(fakes.gm, hooked, plain, list(tensors_in(inputs)))
     return found, len({s.storage for s in hooked.saved if s.owner != "state" and s.nbytes})
 
@@ -111,14 +111,14 @@ def test_what_stays_is_named(name: str, node: str) -> None:
 
 def test_an_overwritten_tensor_is_named_before_any_rewrite() -> None:
     model, inputs = build("in-place-add-after-relu")
-    for run in (
+    for call in (
         lambda: floorplan.check(model, inputs),
         lambda: floorplan.check(model, inputs, rank=2),
         lambda: floorplan.rewrite(model, inputs),
         lambda: trainable(trace(model, inputs).gm, inputs),
     ):
         with pytest.raises(TraceError, match=r"^(\w+: )?iadd \(hard_nets.py:\d+\): overwrites .* relu") as e:
-            run()
+            call()
         assert "\n" not in str(e.value)
 
 

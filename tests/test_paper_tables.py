@@ -16,7 +16,8 @@ from floorplan.graph import driver
 from floorplan.graph.trace import trace
 from floorplan.ledger.losses import LOSSES
 from floorplan.ledger.macs import layers_of, merges_of
-from floorplan.ledger.step_figures import StepFigures, predict_step, replay_sites
+from floorplan.ledger.run import Step
+from floorplan.ledger.step_figures import StepFigures, replay_sites, step_figures
 from floorplan.methods.catalogue import Options, method
 from floorplan.trees import bytes_of_tensors
 
@@ -85,7 +86,7 @@ def adapted(backbone: str, name: str) -> fx.GraphModule:
 def figures(backbone: str, name: str, batch: int) -> StepFigures:
     x = torch.empty(batch, *SHAPES[backbone])
     labels = torch.zeros(batch, dtype=torch.int64)
-    return predict_step(adapted(backbone, name), (x,), labels, LOSSES["cross_entropy"])
+    return step_figures(Step(adapted(backbone, name), (x,), labels, LOSSES["cross_entropy"]))
 
 
 @pytest.fixture(scope="module", autouse=True)

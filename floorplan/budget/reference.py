@@ -11,8 +11,9 @@ from floorplan.budget.work import Worked, step_work
 from floorplan.graph.untouched import undisturbed
 from floorplan.ledger.inputs import filled, resized
 from floorplan.ledger.losses import LOSSES, target_for
+from floorplan.ledger.run import Step
 from floorplan.timeline.blocks import StepTimeline
-from floorplan.timeline.run import predict_timeline
+from floorplan.timeline.run import step_timeline
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def reference(
 
         return once
 
-    line = predict_timeline(gm, given(batch), resized(target, batch), run, name=f"{name}, batch {batch}")
+    whole = Step(gm, given(batch), resized(target, batch), run)
+    line = step_timeline(whole, name=f"{name}, batch {batch}")
     with undisturbed(gm):
         clock = anchored(machines, work, step) if anchors else Clock(machines)
     return Reference(line, work(batch), clock)

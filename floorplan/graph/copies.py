@@ -1,13 +1,15 @@
 """Copies of a graph that share its tensors."""
 
 import copy
-from typing import Any
+from typing import Any, TypeVar
 
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
 
 
-def clone_structure(gm: fx.GraphModule) -> fx.GraphModule:
-    """A deep copy of modules and graph that shares the tensors."""
+def clone_structure(gm: M) -> M:
+    """A deep copy of a model or graph that shares the tensors."""
     memo: dict[int, Any] = {id(t): t for m in gm.modules() for t in own_tensors(m)}
     # A weight that a hook recomputes is no leaf, which deepcopy refuses.
     memo |= {id(t): t for m in gm.modules() for t in vars(m).values() if isinstance(t, Tensor)}

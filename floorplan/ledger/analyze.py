@@ -13,10 +13,12 @@ from floorplan.graph.copies import clone_structure
 from floorplan.graph.untouched import no_memory
 from floorplan.ledger.criterion import AT_FLOOR, UNPROVEN, Proof, is_workspace, prove
 from floorplan.ledger.fakes import Sizes, concrete_fakes, symbolic_fakes
-from floorplan.ledger.figures import Figures, figures, measure, observe
-from floorplan.ledger.run import Run, run_graph
+from floorplan.ledger.figures import Figures, figures, measure
+from floorplan.ledger.run import Run, Step, Watch, observe, run
 from floorplan.ledger.sides import try_other_sides
 from floorplan.trees import tensors_in
+
+HOOKS = Watch(hooks=True)
 
 
 @dataclass(frozen=True)
@@ -44,15 +46,16 @@ def analyze(
     opaque = opaque or {}
     own = real is not None and not isinstance(real, fx.GraphModule)
     gm = _making_constants(gm) if own else gm
+    step = Step(gm, tuple(inputs), backward=backward, autocast=autocast)
     fakes = concrete_fakes(gm, inputs)
     state = real if real is not None and own else fakes.gm
     try:
-        hooked = run_graph(fakes, hooks=True, autocast=autocast)
+        hooked = run(step.forward, HOOKS, fakes)
     except ReadsValues as e:
         return _counted(gm, inputs, opaque, autocast, gm if real is None else real, str(e))
     plain = _own_step(real, inputs, autocast, backward=backward) if own else None
     try:
-        plain = plain or run_graph(fakes, hooks=False, backward=backward, autocast=autocast)
+        plain = plain or run(step, Watch(), fakes)
     except TraceError as e:
         raise TraceError(overwritten(gm, inputs) or str(e)) from e
     exact = figures(state, hooked, plain, list(tensors_in(tuple(inputs))))
@@ -76,7 +79,9 @@ def ledger_of(run: Run) -> list[tuple[str, int]]:
 def follows(gm: fx.GraphModule, inputs: Sequence[Any], real: nn.Module) -> bool:
     """Whether the graph saves what the module itself does; True where the module cannot run on fakes."""
     own = _own_step(real, inputs, None, hooks=True)
-    return own is None or ledger_of(own) == ledger_of(observe(_making_constants(gm), inputs, hooks=True))
+    return own is None or ledger_of(own) == ledger_of(
+        observe(Step(_making_constants(gm), tuple(inputs)).forward, HOOKS)
+    )
 
 
 OTHER = "the model itself keeps other tensors than its traced graph: a branch of its forward was traced another way"
@@ -91,7 +96,7 @@ def _counted(
     why: str,
 ) -> Analysis:
     """A real step in place of the prediction: exact at these inputs, and nothing is proved."""
-    hooked = observe(gm, inputs, hooks=True, autocast=autocast)
+    hooked = observe(Step(gm, tuple(inputs), autocast=autocast).forward, HOOKS)
     proof = _unproven(gm, inputs, hooked, opaque, [why])
     note = f"{why}: counted in a real run on these inputs (random unless given), nothing is proved"
     return Analysis(proof, measure(real, tuple(inputs), autocast=autocast), (note,))
@@ -144,8 +149,8 @@ def _own_step(
     """The step of a module itself: its Python frames hold tensors that the graph lets go earlier."""
     try:
         with no_memory(cast(nn.Module, real)):
-            fakes = concrete_fakes(cast(fx.GraphModule, real), inputs)
-            return run_graph(fakes, hooks=hooks, backward=backward, autocast=autocast)
+            step = Step(cast(nn.Module, real), tuple(inputs), backward=backward, autocast=autocast)
+            return run(step, Watch(hooks=hooks))
     except Exception:  # it reads values, or cannot be copied: its graph stands for it
         return None
 
@@ -158,11 +163,11 @@ def _proof(
     for positions in ("primes", "exact", "fixed"):
         fakes = symbolic_fakes(gm, inputs, Sizes(positions))
         try:
-            run = run_graph(fakes, hooks=True, autocast=autocast)
+            seen = run(Step(gm, tuple(inputs), autocast=autocast).forward, HOOKS, fakes)
         except TraceError as e:
             failures.append(str(e))
             continue
-        proof = _with_exact_sizes(prove(gm, fakes, run, opaque), hooked)
+        proof = _with_exact_sizes(prove(gm, fakes, seen, opaque), hooked)
         if (where := _first_difference(proof, hooked)) is None:
             proof = try_other_sides(gm, inputs, proof, autocast)
             return proof, tuple(_position_notes(positions, proof))
@@ -189,7 +194,7 @@ def _with_exact_sizes(proof: Proof, hooked: Run) -> Proof:
 def trainable(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
     """TraceError naming the node that overwrites a saved tensor, if one does."""
     try:
-        observe(gm, inputs, hooks=False, backward=True)
+        observe(Step(gm, tuple(inputs)), Watch())
     except TraceError as e:
         raise TraceError(overwritten(gm, inputs) or str(e)) from e
 
@@ -197,12 +202,12 @@ def trainable(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
 def overwritten(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """One line on the in-place node that spoils a saved tensor; "" if there is none."""
     try:
-        watch = run_graph(concrete_fakes(gm, inputs), hooks=True, watch=True)
+        seen = run(Step(gm, tuple(inputs)).forward, Watch(hooks=True, writes=True))
     except ReadsValues:
         return ""
-    if watch.spoiled is None:
+    if seen.spoiled is None:
         return ""
-    saver, writer = watch.spoiled
+    saver, writer = seen.spoiled
     line = next((n.meta.get("line") for n in gm.graph.nodes if n.name == writer), None)
     where = f"{writer} ({line})" if line else writer
     return (

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 
 from floorplan.graph.copies import clone_structure, own_tensors
 from floorplan.layers.adapter import Adapter, adapters
+from floorplan.ledger.kernels import quiet_fakes
 
 DUCK, STATIC, DYNAMIC = DimDynamic.DUCK, DimDynamic.STATIC, DimDynamic.DYNAMIC
 AXES = {1: ("T0",), 2: ("H0", "W0"), 3: ("D0", "H0", "W0")}
@@ -40,15 +41,20 @@ class Fakes:
     """A fake model with fake inputs, and the names of the symbols in their sizes."""
 
     mode: FakeTensorMode
-    gm: fx.GraphModule
+    gm: Any  # the model, a graph or a module
     inputs: tuple[Any, ...]
     names: dict[sympy.Symbol, sympy.Symbol]  # ShapeEnv's symbol -> ours
     values: dict[str, int]  # our name -> the size the user gave
     layers: dict[str, str]  # width name -> the layer that shows it first
     env: ShapeEnv | None
 
+    def forward(self) -> Any:
+        """What the model returns, without autograd."""
+        with quiet_fakes(), self.mode, torch.no_grad():
+            return self.gm(*self.inputs)
 
-def concrete_fakes(gm: fx.GraphModule, inputs: Sequence[Any]) -> Fakes:
+
+def concrete_fakes(gm: nn.Module, inputs: Sequence[Any]) -> Fakes:
     """Fakes of exactly these sizes on the model's own device: nothing symbolic."""
     mode = FakeTensorMode()
     twin = clone_structure(gm)
@@ -64,7 +70,7 @@ def _fake_input(mode: FakeTensorMode, t: Any) -> Any:
     return fake.requires_grad_(t.requires_grad)
 
 
-def _replace(gm: fx.GraphModule, make: Any) -> None:
+def _replace(gm: nn.Module, make: Any) -> None:
     """Replace every parameter and buffer by make(name, tensor, module), ties kept."""
     memo: dict[int, Tensor] = {}
     for path, m in gm.named_modules():
@@ -91,7 +97,7 @@ def _primes_from(n: int, used: set[int]) -> int:
 class _Symbolic:
     """Builds symbolic fakes; one instance a run."""
 
-    def __init__(self, gm: fx.GraphModule, sizes: Sizes, device: str | None, batch: int) -> None:
+    def __init__(self, gm: nn.Module, sizes: Sizes, device: str | None, batch: int) -> None:
         self.env = ShapeEnv(duck_shape=True)
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         self.sizes, self.device = sizes, device
@@ -195,7 +201,7 @@ def symbolic_fakes(gm: fx.GraphModule, inputs: Sequence[Any], sizes: Sizes, devi
     return Fakes(s.mode, twin, fake, s.names, s.values, s.layers, s.env)
 
 
-def _symbolic_groups(gm: fx.GraphModule) -> None:
+def _symbolic_groups(gm: nn.Module) -> None:
     """Give depthwise convs their width as the number of groups, or it is pinned to a number."""
     for m in gm.modules():
         if isinstance(m, nn.modules.conv._ConvNd) and m.groups > 1 and m.groups == m.in_channels:

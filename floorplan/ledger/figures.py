@@ -5,14 +5,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from floorplan.cost_models import memory
-from floorplan.errors import ReadsValues
-from floorplan.graph.untouched import undisturbed
-from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.recorder import Saved
-from floorplan.ledger.run import Run, record, run_graph
+from floorplan.ledger.run import Run, Step, Watch, run
 from floorplan.trees import arguments, bytes_of_tensors, tensors_in
 
 
@@ -59,25 +56,7 @@ def measure(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = Non
 
     inputs: the forward's arguments, or its only one. The model's buffers, gradients and the random state are put back.
     """
-    args = arguments(inputs)
-    with undisturbed(model):
-        hooked = record(model, args, hooks=True, autocast=autocast, by_node=False)
-        plain = record(model, args, hooks=False, backward=True, autocast=autocast, by_node=False)
-    return figures(model, hooked, plain, list(tensors_in(args)))
-
-
-def observe(
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    *,
-    hooks: bool,
-    backward: bool = False,
-    autocast: torch.dtype | None = None,
-) -> Run:
-    """One run of a graph on fake tensors of these sizes; on the real ones if it reads values."""
-    try:
-        fakes = concrete_fakes(gm, inputs)
-        return run_graph(fakes, hooks=hooks, backward=backward, autocast=autocast)
-    except ReadsValues:
-        with undisturbed(gm):
-            return record(gm, tuple(inputs), hooks=hooks, backward=backward, autocast=autocast)
+    step = Step(model, arguments(inputs), autocast=autocast)
+    hooked = run(step.forward, Watch(hooks=True, nodes=False), fake=False)
+    plain = run(step, Watch(nodes=False), fake=False)
+    return figures(model, hooked, plain, list(tensors_in(step.inputs)))

@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_map
 from floorplan.errors import FloorplanError
 from floorplan.layers.fused import FusedConv
 from floorplan.ledger.fakes import concrete_fakes
-from floorplan.ledger.kernels import quiet_fakes
 from floorplan.ledger.run import wants_values
 
 POSITIONS: dict[int, tuple[tuple[int, ...], ...]] = {
@@ -72,9 +71,7 @@ def _spatial(m: Any) -> int:
 def _accepts(model: nn.Module, shapes: Sequence[Sequence[int]]) -> bool:
     """Whether a batch of two of these shapes goes through the model, as far as fake tensors tell."""
     try:
-        fakes = concrete_fakes(cast(fx.GraphModule, model), make_inputs(model, shapes, 2))
-        with quiet_fakes(), fakes.mode, torch.no_grad():
-            fakes.gm(*fakes.inputs)
+        concrete_fakes(model, make_inputs(model, shapes, 2)).forward()
     except Exception as e:  # whatever a model raises, it does not accept this size
         return wants_values(e)
     return True

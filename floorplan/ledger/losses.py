@@ -52,9 +52,8 @@ LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "mse": mse, "sum": to
 
 def target_for(gm: nn.Module, inputs: Sequence[Any], loss: str) -> Tensor:
     """A target that fits the model's first output; FloorplanError where the loss does not."""
-    fakes = concrete_fakes(gm, inputs)  # type: ignore[arg-type]
-    with fakes.mode, torch.no_grad():
-        out = next(tensors_in(fakes.gm(*fakes.inputs)), None)
+    fakes = concrete_fakes(gm, inputs)
+    out = next(tensors_in(fakes.forward()), None)
     if loss not in LOSSES or out is None:
         raise FloorplanError(f"--loss {loss}: not known; use {', '.join(LOSSES)}")
     device = next((t.device for t in tensors_in(tuple(inputs))), torch.device("cpu"))

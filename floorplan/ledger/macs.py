@@ -4,12 +4,14 @@ Layers are looked at in one fake forward; the step's own count is torch's flop c
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from floorplan.cost_models.paper_macs import Layer
 from floorplan.layers.adapter import adapters
@@ -20,16 +22,15 @@ from floorplan.layers.geometry import CONVS, TRANSPOSED
 from floorplan.layers.lite import FrozenConv, LiteResidual
 from floorplan.layers.lora import LoraC, LoraCOfficial, SideConv
 from floorplan.layers.paper import PaperSite
-from floorplan.layers.replay import Replay, capturing
 from floorplan.ledger.fakes import concrete_fakes
-from floorplan.ledger.kernels import quiet_fakes
-from floorplan.ledger.losses import Loss
+from floorplan.ledger.run import Step, Watch, run
+from floorplan.ledger.storage import StorageTracker
 from floorplan.trees import tensors_in
 
 MERGES = {LoraC: 3, LoraCOfficial: 3, FusedConv: 2}  # times a step: forward, input and weight grads
 
 
-def layers_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Layer]:
+def layers_of(gm: nn.Module, inputs: Sequence[Any]) -> list[Layer]:
     """One Layer for every call of a layer that multiplies, a sample's worth each."""
     fakes, found = concrete_fakes(gm, inputs), []
     batch = next(t.shape[0] for t in tensors_in(tuple(inputs)))
@@ -41,8 +42,7 @@ def layers_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Layer]:
 
     for m in fakes.gm.modules():
         m.register_forward_hook(look)
-    with quiet_fakes(), fakes.mode, torch.no_grad():
-        fakes.gm(*fakes.inputs)
+    fakes.forward()
     return found
 
 
@@ -115,26 +115,35 @@ def _conv_backward(g: Sequence[int], x: Sequence[int], w: Sequence[int], *rest: 
 BACKWARD = {torch.ops.aten.convolution_backward: _conv_backward}
 
 
-def own_macs(
-    gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: Loss, replays: bool = False
-) -> dict[str, int]:
+class _Multiplied(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Flops of a step by direction, as torch counts its ops."""
+
+    def __init__(self, tracker: StorageTracker) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tracker = tracker
+        self.flops: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        direction = self.tracker.direction
+        own = BACKWARD.get(func.overloadpacket) if direction == "backward" else None
+        if own is not None:
+            self.flops[direction] += own(*(a.shape if isinstance(a, Tensor) else a for a in args))
+        elif (count := flop_registry.get(func.overloadpacket)) is not None:
+            self.flops[direction] += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def own_macs(step: Step) -> dict[str, int]:
     """Multiply-adds of one fake step, as torch counts its ops: forward, backward and replay."""
-    fakes = concrete_fakes(gm, (*inputs, target))
-    found = {}
-    with quiet_fakes(), fakes.mode:
-        with FlopCounterMode(display=False) as counter:
-            value = loss(fakes.gm(*fakes.inputs[:-1]), fakes.inputs[-1])
-        found["forward"] = counter.get_total_flops() // 2
-        with FlopCounterMode(display=False, custom_mapping=BACKWARD) as counter:
-            if value.requires_grad:
-                value.backward()  # type: ignore[no-untyped-call]
-        found["backward"] = counter.get_total_flops() // 2
-    if replays:
-        with capturing(gm, True):
-            fakes = concrete_fakes(gm, (*inputs, target))
-        with quiet_fakes(), fakes.mode:
-            loss(fakes.gm(*fakes.inputs[:-1]), fakes.inputs[-1]).backward()  # type: ignore[no-untyped-call]
-            with FlopCounterMode(display=False) as counter:
-                Replay(fakes.gm)(*fakes.inputs[:-1])
-        found["replay"] = counter.get_total_flops() // 2
-    return found
+    seen: list[_Multiplied] = []
+
+    def within(tracker: StorageTracker) -> _Multiplied:
+        seen.append(_Multiplied(tracker))
+        return seen[0]
+
+    run(step, Watch(nodes=False, within=within))
+    flops = seen[0].flops
+    found = {"forward": flops["forward"] + flops["loss"], "backward": flops["backward"]}
+    found |= {"replay": flops["replay"]} if step.replays else {}
+    return {k: n // 2 for k, n in found.items()}

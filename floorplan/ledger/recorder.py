@@ -40,6 +40,11 @@ def op_name(node: fx.Node, gm: fx.GraphModule) -> str:
     return str(node.target)
 
 
+def ops_of(gm: fx.GraphModule) -> dict[str, tuple[str, str]]:
+    """Node name -> (what it calls, the module's path or "")."""
+    return {n.name: (op_name(n, gm), str(n.target) if n.op == "call_module" else "") for n in gm.graph.nodes}
+
+
 class Recorder:
     """Collects Saved records from the hooks and, after the forward, from the census."""
 
@@ -64,8 +69,7 @@ class Recorder:
                 return
 
     def describe(self, gm: fx.GraphModule) -> None:
-        for n in gm.graph.nodes:
-            self.ops[n.name] = (op_name(n, gm), str(n.target) if n.op == "call_module" else "")
+        self.ops = ops_of(gm)
 
     def hooks(self) -> AbstractContextManager[Any]:
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)

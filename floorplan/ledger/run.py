@@ -1,21 +1,27 @@
-"""The ledger: every tensor that autograd keeps, caught by running the graph on fake tensors.
+"""One way to run a step: what runs, what is watched, on fake tensors or for real.
 
-Autograd itself is the oracle. The graph runs node by node under `saved_tensors_hooks`; each saved tensor
+    run(Step(gm, inputs), Watch(hooks=True))               a forward and backward on fakes, saved tensors by node
+    run(Step(model, inputs, target, loss), fake=False)     a real step; buffers, gradients, random state put back
+
+Autograd itself is the oracle. A graph runs node by node under `saved_tensors_hooks`; each saved tensor
 is recorded with the node that saved it, its storage and its size. A census of the storages still alive
 after the forward catches what was hidden from the hooks.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from floorplan.errors import ReadsValues, TraceError
-from floorplan.ledger.fakes import Fakes
+from floorplan.graph.untouched import undisturbed
+from floorplan.layers.fused import FusedConv
+from floorplan.layers.replay import Replay, capturing
+from floorplan.ledger.fakes import Fakes, concrete_fakes
 from floorplan.ledger.kernels import quiet_fakes, symbolic_kernels
 from floorplan.ledger.losses import Loss
 from floorplan.ledger.marks import keepers_of, marked
@@ -24,20 +30,49 @@ from floorplan.ledger.recurrent import fused_lstm
 from floorplan.ledger.storage import StorageTracker, Timeline
 from floorplan.trees import model_state, storage_key, tensors_in
 
+After = Callable[[nn.Module, StorageTracker], list[Tensor]]  # ends a step; its results stand apart from it
+Drive = Callable[[nn.Module, tuple[Any, ...], StorageTracker], Any]  # a whole step in its own way
 
-class After(Protocol):
-    """What follows the backward in a step."""
 
-    def kept(self, model: nn.Module) -> list[Tensor]:
-        """Tensors that the backward left for it."""
+@dataclass(frozen=True)
+class Step:
+    """What runs: a forward, and its backward, on these inputs."""
 
-    def __call__(self, model: nn.Module, inputs: tuple[Any, ...], tracker: StorageTracker) -> None:
-        """Run it, telling the tracker what runs; gradients go to `.grad`."""
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    target: Any = None  # what the loss compares with
+    loss: Loss | None = None  # None: the sum of all differentiable outputs
+    backward: bool = True
+    replays: bool = False  # a MemFLoRA-SG step: the forward again, for the projections' gradients
+    after: After | None = None  # an optimizer, say
+    autocast: torch.dtype | None = None
+    drive: Drive | None = None  # runs all of it instead, given the model, all arguments and the tracker
+
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """The caller's batch: inputs, and the target of a loss."""
+        return self.inputs if self.loss is None and self.target is None else (*self.inputs, self.target)
+
+    @property
+    def forward(self) -> "Step":
+        """The step up to its loss."""
+        return replace(self, backward=False)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is looked at besides the storages of the step, which always are."""
+
+    hooks: bool = False  # fills `saved`; in-place errors surface only without, as in training
+    nodes: bool = True  # a GraphModule is walked node by node; else it runs as its generated code
+    writes: bool = False  # fills `spoiled`: looks for saved tensors that are overwritten
+    keepers: bool = False  # fills `keepers`; generated code then tells its nodes too
+    within: Callable[[StorageTracker], AbstractContextManager[Any]] | None = None  # a mode of the caller's own
 
 
 @dataclass(frozen=True)
 class Run:
-    """One forward (and backward) of a graph or a module."""
+    """What was seen of one step."""
 
     saved: tuple[Saved, ...]
     timeline: Timeline
@@ -46,13 +81,101 @@ class Run:
     refcount_peak: int = 0  # most that tensors saved and not yet used and leaf gradients add up to
     spoiled: tuple[str, str] | None = None  # (node that saved a tensor, node that then overwrote it)
     output_lives: frozenset[int] = frozenset()  # storages of what the model returned
+    apart: frozenset[int] = frozenset()  # storages of what `after` returned: an optimizer's state
     keepers: Mapping[int, str] = field(default_factory=dict)  # storage alive for the backward -> who saved it
+
+
+def run(step: Step, watch: Watch | None = None, fake: bool | Fakes = True) -> Run:
+    """Run a step once: on fakes of its sizes, on those given, or (False) for real, all put back afterwards.
+
+    Every `.grad` is None when it begins.
+    """
+    watch = watch or Watch()
+    if fake is False:
+        with undisturbed(step.model):
+            return _once(step, watch, step.model, step.given)
+    fakes = fake if isinstance(fake, Fakes) else concrete_fakes(step.model, step.given)
+    symbolic = symbolic_kernels() if fakes.env is not None else nullcontext()
+    with quiet_fakes(), fused_lstm(), fakes.mode, symbolic:
+        return _once(step, watch, fakes.gm, fakes.inputs)
+
+
+def observe(step: Step, watch: Watch) -> Run:
+    """A run on fakes; a real one if the model reads values."""
+    try:
+        return run(step, watch)
+    except ReadsValues:
+        return run(step, watch, fake=False)
+
+
+def _once(step: Step, watch: Watch, model: nn.Module, given: tuple[Any, ...]) -> Run:
+    state = model_state(model)
+    tracker = StorageTracker([*state, *tensors_in(given)])
+    recorder = Recorder(tracker, state, list(tensors_in(given)), watch.hooks and step.backward)
+    _drop_grads(state)
+    own = watch.within(tracker) if watch.within is not None else nullcontext()
+    with _young_garbage(), tracker, own, capturing(model, step.replays), recorder.gradients(model):
+        if step.drive is None:
+            ends = _autograd(step, watch, model, given, recorder)
+        else:
+            held = step.drive(model, given, tracker)
+            ends = Run((), tracker.timeline, frozenset(), frozenset(), output_lives=frozenset(tracker.alive.values()))
+            del held
+    grads = _lives_of([t.grad for t in state if t.grad is not None], tracker)
+    _drop_grads(state)
+    for i in ends.output_lives:  # a training step holds its outputs to the end
+        tracker.timeline.lives[i].died = None
+    return replace(ends, grad_lives=grads, refcount_peak=recorder.most, spoiled=recorder.spoiled)
+
+
+def _autograd(step: Step, watch: Watch, model: nn.Module, given: tuple[Any, ...], recorder: Recorder) -> Run:
+    """Forward, loss, backward and what follows, under autograd."""
+    tracker, inputs = recorder.tracker, given[: len(step.inputs)]
+    call = _caller(watch, model, recorder)
+    with recorder.hooks() if watch.hooks else nullcontext(), _autocast(step.autocast, model):
+        tracker.enter("")
+        out = call(*inputs)
+        del call  # an interpreter holds what it has computed
+        tracker.enter("loss", "loss")
+        outputs = _lives_of(tensors_in(out), tracker)
+        total = None if step.loss is None else step.loss(out, given[-1])
+    total = _total(out) if step.loss is None else total
+    del out
+    saved = recorder.census(total, watch.hooks)
+    tracker.enter("loss", "backward")
+    keepers = keepers_of(total, tracker) if watch.keepers else {}
+    if step.backward and total is not None and total.requires_grad:
+        _differentiate(total)
+    del total
+    if step.replays and step.backward:
+        saved |= _lives_of([m.gq for m in model.modules() if isinstance(m, FusedConv) and m.gq is not None], tracker)
+        _replay(model, inputs, tracker)
+    apart = _lives_of(step.after(model, tracker) if step.after is not None else (), tracker)
+    kept = frozenset(saved)
+    return Run(tuple(recorder.saved), tracker.timeline, kept, frozenset(), 0, None, outputs, apart, keepers)
+
+
+def _caller(watch: Watch, model: nn.Module, recorder: Recorder) -> Callable[..., Any]:
+    if not isinstance(model, fx.GraphModule):
+        return model
+    if watch.nodes:
+        recorder.describe(model)
+        return _Walker(model, recorder, watch.writes).run
+    return marked(model, recorder.tracker.enter) if watch.keepers else model
+
+
+def _replay(model: nn.Module, inputs: tuple[Any, ...], tracker: StorageTracker) -> None:
+    """The end of a MemFLoRA-SG step."""
+    tracker.enter("", "replay")
+    if isinstance(model, fx.GraphModule):
+        model = marked(model, lambda node: tracker.enter(node, "replay"))
+    Replay(model)(*inputs)
 
 
 class _Walker(fx.Interpreter):
     """Runs the graph, telling the tracker which node is running."""
 
-    def __init__(self, gm: fx.GraphModule, recorder: "Recorder", watch: bool) -> None:
+    def __init__(self, gm: fx.GraphModule, recorder: Recorder, watch: bool) -> None:
         super().__init__(gm)
         self.extra_traceback = False  # it would append lines to the one-line message
         self.recorder, self.watch = recorder, watch
@@ -82,99 +205,6 @@ def wants_values(e: Exception) -> bool:
     return any(word in f"{type(e).__name__} {e}" for word in _READS)
 
 
-def run_graph(
-    fakes: Fakes,
-    *,
-    hooks: bool,
-    backward: bool = False,
-    autocast: torch.dtype | None = None,
-    watch: bool = False,
-    loss: Loss | None = None,
-    after: After | None = None,
-    named: bool = False,
-) -> Run:
-    """Run a fake model once and record what it keeps; `watch` looks for overwritten saved tensors."""
-    symbolic = symbolic_kernels() if fakes.env is not None else nullcontext()
-    with quiet_fakes(), fused_lstm(), fakes.mode, symbolic:
-        return record(
-            fakes.gm,
-            fakes.inputs,
-            hooks=hooks,
-            backward=backward,
-            autocast=autocast,
-            watch=watch,
-            loss=loss,
-            after=after,
-            named=named,
-        )
-
-
-def record(
-    model: nn.Module,
-    inputs: tuple[Any, ...],
-    *,
-    hooks: bool,
-    backward: bool = False,
-    autocast: torch.dtype | None = None,
-    by_node: bool = True,
-    watch: bool = False,
-    loss: Loss | None = None,
-    after: After | None = None,
-    named: bool = False,
-) -> Run:
-    """Run `model` once, real or fake; with `by_node` a GraphModule is walked node by node.
-
-    `hooks` fills `saved`; without them only the census counts, and in-place errors surface as they do
-    in training. The loss is the sum of all differentiable outputs, or loss(output, inputs[-1]), the last
-    input then being the target; `after` ends the step. Every `.grad` is None before and after.
-    `named` fills `keepers`, and lets the generated code of a GraphModule tell its nodes where none is walked.
-    """
-    state = model_state(model)
-    tracker = StorageTracker([*state, *tensors_in(inputs)])
-    recorder = Recorder(tracker, state, list(tensors_in(inputs)), hooks and backward)
-    walk = by_node and isinstance(model, fx.GraphModule)
-    call: Callable[..., Any] = _Walker(cast(fx.GraphModule, model), recorder, watch).run if walk else model
-    if walk:
-        recorder.describe(cast(fx.GraphModule, model))
-    elif named and isinstance(model, fx.GraphModule):
-        call = marked(model, tracker.enter)
-    _drop_grads(model)
-    arguments, target = (inputs, None) if loss is None else (inputs[:-1], inputs[-1])
-    with _young_garbage(), tracker, recorder.gradients(model):
-        with recorder.hooks() if hooks else nullcontext(), _autocast(autocast, state):
-            tracker.enter("")
-            out = call(*arguments)
-            del call  # an interpreter holds what it has computed
-            tracker.enter("loss", "loss")
-            held = {tracker.alive.get(storage_key(t)) for t in tensors_in(out)} - {None}
-            total = None if loss is None else loss(out, target)
-        total = _total(out) if loss is None else total
-        del out
-        saved_lives = recorder.census(total, hooks)
-        tracker.enter("loss", "backward")
-        keepers = keepers_of(total, tracker) if named else {}
-        if backward and total is not None and total.requires_grad:
-            _differentiate(total)
-        del total
-        if after is not None:
-            saved_lives |= {tracker.alive[storage_key(t)] for t in after.kept(model)}
-            after(model, arguments, tracker)
-    grads = _grad_lives(model, tracker)
-    _drop_grads(model)
-    for i in held:  # a training step holds its outputs to the end
-        tracker.timeline.lives[cast(int, i)].died = None
-    return Run(
-        tuple(recorder.saved),
-        tracker.timeline,
-        frozenset(saved_lives),
-        grads,
-        recorder.most,
-        recorder.spoiled,
-        frozenset(cast(set[int], held)),
-        keepers,
-    )
-
-
 @contextmanager
 def _young_garbage() -> Iterator[None]:
     """Let the collector look at what the run makes, not at every object of every imported module."""
@@ -196,20 +226,21 @@ def _differentiate(loss: Tensor) -> None:
         raise TraceError(f"backward: {reason}; the model cannot be trained as it stands") from e
 
 
-def _drop_grads(model: nn.Module) -> None:
-    for t in model_state(model):
+def _drop_grads(state: list[Tensor]) -> None:
+    for t in state:
         t.grad = None
 
 
-def _grad_lives(model: nn.Module, tracker: StorageTracker) -> frozenset[int]:
-    keys = [storage_key(t.grad) for t in model_state(model) if t.grad is not None]
+def _lives_of(tensors: Iterable[Tensor], tracker: StorageTracker) -> frozenset[int]:
+    """The storages of tensors, in the timeline's numbers."""
+    keys = map(storage_key, tensors)
     return frozenset(tracker.alive[k] for k in keys if k in tracker.alive)
 
 
-def _autocast(dtype: torch.dtype | None, state: list[Tensor]) -> AbstractContextManager[Any]:
+def _autocast(dtype: torch.dtype | None, model: nn.Module) -> AbstractContextManager[Any]:
     if dtype is None:
         return nullcontext()
-    return torch.autocast(next((t.device.type for t in state), "cpu"), dtype)
+    return torch.autocast(next((t.device.type for t in model_state(model)), "cpu"), dtype)
 
 
 def _total(out: Any) -> Tensor | None:

@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_map
 
 from floorplan.errors import TraceError
 from floorplan.ledger.criterion import AT_FLOOR, UNPROVEN, Proof, evaluate
-from floorplan.ledger.fakes import concrete_fakes
-from floorplan.ledger.run import run_graph
+from floorplan.ledger.run import Step, Watch, run
 
 CANDIDATES = (3, 5, 17, 33, 65, 129)
 B = sympy.Symbol("B", positive=True, integer=True)
@@ -54,10 +53,10 @@ def _agrees(gm: fx.GraphModule, inputs: Sequence[Any], proof: Proof, batch: int,
             return t
         return t.detach().new_empty((batch, *t.shape[1:])).requires_grad_(t.requires_grad)
 
-    fakes = concrete_fakes(gm, tree_map(resized, tuple(inputs)))
+    step = Step(gm, tree_map(resized, tuple(inputs)), autocast=autocast)
     try:
-        run = run_graph(fakes, hooks=True, autocast=autocast)
+        found = run(step.forward, Watch(hooks=True))
     except TraceError:
         return False
-    exact = sum({s.storage: int(s.nbytes) for s in run.saved if s.owner == "kept"}.values())
+    exact = sum({s.storage: int(s.nbytes) for s in found.saved if s.owner == "kept"}.values())
     return evaluate(proof.kept, {**proof.symbols, "B": batch}) == exact

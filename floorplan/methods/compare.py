@@ -14,7 +14,8 @@ from floorplan.errors import FloorplanError
 from floorplan.ledger.inputs import filled
 from floorplan.ledger.losses import LOSSES, target_for
 from floorplan.ledger.macs import layers_of, merges_of, own_macs
-from floorplan.ledger.step_figures import StepFigures, measure_step, predict_step
+from floorplan.ledger.run import Step
+from floorplan.ledger.step_figures import StepFigures, step_figures
 from floorplan.methods.catalogue import METHODS, Method, Options, Plan, method
 from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import Shapes, Subject, subject_of
@@ -176,18 +177,18 @@ def _row(
     gm: fx.GraphModule, like: Sequence[Any], m: Method, rank: int | None, batch: int, loss: str, measured: bool
 ) -> Row:
     inputs = filled(like, batch)
-    target, run = target_for(gm, inputs, loss), LOSSES[loss]
+    step = Step(gm, inputs, target_for(gm, inputs, loss), LOSSES[loss], replays=m.replays)
     state = {id(t): t.numel() * t.element_size() for t in [*gm.parameters(), *gm.buffers()]}
     layers = layers_of(gm, inputs)
     return Row(
         m.name,
         rank,
         batch,
-        predict_step(gm, inputs, target, run, m.replays),
-        measure_step(gm, inputs, target, run, m.replays) if measured else None,
+        step_figures(step),
+        step_figures(step, fake=False) if measured else None,
         sum(state.values()),
         formulas.step(layers, batch, merges_of(gm), m.replays),
-        own_macs(gm, inputs, target, run, m.replays),
+        own_macs(step),
     )
 
 

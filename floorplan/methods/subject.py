@@ -10,9 +10,8 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_iter
 
 from floorplan.errors import FloorplanError, LoadError, ReadsValues
-from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.inputs import infer_shape, make_inputs
-from floorplan.ledger.run import run_graph
+from floorplan.ledger.run import Step, run
 from floorplan.store.artifact import load_artifact
 from floorplan.store.load import load_model
 from floorplan.text import first_line
@@ -35,7 +34,7 @@ def _tried(gm: fx.GraphModule, path: str | Path) -> fx.GraphModule:
     like = next((t for t in gm.buffers() if t.is_floating_point()), torch.zeros(()))
     try:
         inputs = [like.new_zeros(()).expand(s) for s in shapes]
-        run_graph(concrete_fakes(gm, inputs), hooks=False, backward=True)
+        run(Step(gm, tuple(inputs)))
     except ReadsValues:
         return gm
     except Exception as e:

@@ -17,7 +17,7 @@ from floorplan.layers.factor import FactorConv
 from floorplan.layers.fused import FusedConv
 from floorplan.layers.paper import PaperSite
 from floorplan.ledger.differ import relative_error, size_of
-from floorplan.ledger.figures import observe
+from floorplan.ledger.run import Step, Watch, observe
 from floorplan.trees import tensors_in
 
 FLOAT64 = 1e-12
@@ -195,7 +195,7 @@ def kept_bytes(gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
 
     A gate may stand beside a result that a later layer keeps anyway, so bits are not compared.
     """
-    saved = observe(gm, inputs, hooks=True).saved
+    saved = observe(Step(gm, tuple(inputs)).forward, Watch(hooks=True)).saved
     kept = [s for s in saved if s.owner == "kept" and s.dtype != torch.uint8]
     return sum({s.storage: int(s.nbytes) for s in kept}.values())
 

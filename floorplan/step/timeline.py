@@ -4,55 +4,37 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from floorplan.graph.untouched import undisturbed
-from floorplan.ledger.fakes import concrete_fakes
-from floorplan.ledger.kernels import quiet_fakes
+from floorplan.ledger import run as ledger
+from floorplan.ledger.storage import StorageTracker
 from floorplan.step.compile import Step
 from floorplan.timeline.blocks import Block, StepTimeline
-from floorplan.timeline.run import call_timeline
-from floorplan.trees import bytes_of_tensors, model_state, tensors_in
+from floorplan.timeline.run import apart, timeline_of
+from floorplan.trees import bytes_of_tensors, model_state
 
 
 def predict(step: Step, inputs: Sequence[Any], target: Tensor) -> StepTimeline:
     """Every storage of the step at these sizes, from one run on fake tensors; values are not read."""
-    fakes = concrete_fakes(step.program.gm, (*inputs, target))
-    with quiet_fakes(), fakes.mode:
-        return _tracked(step, fakes.gm, fakes.inputs)
+    return _seen(step, step.program.gm, inputs, target, fake=True)
 
 
 def measure(step: Step, inputs: Sequence[Any], target: Tensor) -> StepTimeline:
     """The same of a real step; buffers, gradients and the random state are put back."""
-    with undisturbed(step.module):
-        return _tracked(step, step.module, (*inputs, target))
+    return _seen(step, step.module, inputs, target, fake=False)
 
 
-def _tracked(step: Step, model: Any, given: Sequence[Any]) -> StepTimeline:
-    state = model_state(model)
-    for t in state:
-        t.grad = None
-
-    def run(enter: Any) -> Any:
-        out = step.bound(model, enter)(given[:-1], given[-1])
-        enter("", "optimizer")
+def _seen(step: Step, model: nn.Module, inputs: Sequence[Any], target: Tensor, fake: bool) -> StepTimeline:
+    def drive(model: nn.Module, given: tuple[Any, ...], tracker: StorageTracker) -> Any:
+        out = step.bound(model, tracker.enter)(given[:-1], given[-1])
+        tracker.enter("", "optimizer")
         return out
 
-    found = call_timeline(
-        run,
-        [*state, *tensors_in(tuple(given))],
-        name=str(step.schedule),
-        gradients=lambda: [t.grad for t in state if t.grad is not None],
-    )
-    for t in state:
-        t.grad = None
-    trained = bytes_of_tensors([t for t in state if t.requires_grad])
-    apart = (
-        ("model", bytes_of_tensors(state)),
-        ("optimizer", 2 * trained),
-        ("batch", bytes_of_tensors(list(tensors_in(tuple(given))))),
-    )
-    return replace(found, state=apart, blocks=tuple(_with_role(b, found.blocks) for b in found.blocks))
+    driven = ledger.Step(model, tuple(inputs), target, drive=drive)
+    seen = ledger.run(driven, fake=fake)
+    trained = bytes_of_tensors([t for t in model_state(model) if t.requires_grad])
+    found = timeline_of(seen, str(step.schedule), apart(driven, 2 * trained))
+    return replace(found, blocks=tuple(_with_role(b, found.blocks) for b in found.blocks))
 
 
 def _with_role(b: Block, blocks: Sequence[Block]) -> Block:

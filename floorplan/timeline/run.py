@@ -7,10 +7,9 @@ themselves. Block by block they are the same: birth, death, bytes, node, directi
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,19 +17,14 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from floorplan.cost_models import memory
 from floorplan.errors import FloorplanError
-from floorplan.graph.untouched import undisturbed
 from floorplan.layers.fused import FusedConv
-from floorplan.layers.replay import capturing
 from floorplan.ledger.criterion import Proof
-from floorplan.ledger.fakes import concrete_fakes
-from floorplan.ledger.losses import Loss
 from floorplan.ledger.pillars import pillar_of
-from floorplan.ledger.recorder import Saved, op_name
-from floorplan.ledger.run import Run, record, run_graph
-from floorplan.ledger.step_figures import Replaying
+from floorplan.ledger.recorder import Saved, ops_of
+from floorplan.ledger.run import Run, Step, Watch, run
 from floorplan.ledger.storage import Life, StorageTracker
 from floorplan.timeline.blocks import Block, StepTimeline
-from floorplan.trees import bytes_of_tensors, storage_key, tensors_in
+from floorplan.trees import bytes_of_tensors, model_state, tensors_in
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": lambda params, foreach: torch.optim.Adam(params, lr=1e-3, foreach=foreach),
@@ -38,107 +32,50 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def predict_timeline(
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    target: Tensor,
-    loss: Loss,
-    *,
-    replays: bool = False,
-    optimizer: str | None = None,
-    name: str = "",
-    proof: Proof | None = None,
+def step_timeline(
+    step: Step, *, fake: bool = True, optimizer: str | None = None, name: str = "", proof: Proof | None = None
 ) -> StepTimeline:
-    """Every storage of one step at these sizes, from one run on fake tensors; values are not read.
+    """Every storage of a step of a graph: on fakes of its sizes, or (fake=False) of a real one, all put back.
 
     optimizer: "adam", "sgd", or None for a step that ends with its gradients (Adam's moments are then
     counted by formula). proof: gives the kept storages their formulas.
     """
-    given, end = (*inputs, target), _Ending(gm, replays, optimizer)
-    with capturing(gm, replays):
-        fakes = concrete_fakes(gm, given)
-        run = run_graph(fakes, hooks=False, backward=True, loss=loss, after=end, named=True)
-    return _timeline(gm, run, end, given, name, proof)
+    with _same_parameters(step.model, None if fake else optimizer):
+        seen = run(_ended(step, optimizer), Watch(nodes=fake, keepers=True), fake)
+    moments = sum(int(seen.timeline.lives[i].nbytes) for i in seen.apart)
+    if optimizer is None:
+        moments = memory.optimizer_state(bytes_of_tensors(_trained(step.model, step.replays)))
+    return timeline_of(seen, name, apart(step, moments), _Roles(step.model, seen, proof))
 
 
-def measure_timeline(
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    target: Tensor,
-    loss: Loss,
-    *,
-    replays: bool = False,
-    optimizer: str | None = None,
-    name: str = "",
-    proof: Proof | None = None,
-) -> StepTimeline:
-    """The same from a real step; parameters, buffers, gradients and the random state are put back."""
-    given, end = (*inputs, target), _Ending(gm, replays, optimizer)
-    with undisturbed(gm), _same_parameters(gm, optimizer), capturing(gm, replays):
-        run = record(gm, given, hooks=False, backward=True, by_node=False, loss=loss, after=end, named=True)
-    return _timeline(gm, run, end, given, name, proof)
+def _ended(step: Step, optimizer: str | None) -> Step:
+    """The step with an optimizer's at its end."""
+    if optimizer is None:
+        return step
+    if optimizer not in _OPTIMIZERS:
+        raise FloorplanError(f"optimizer {optimizer}: not known; use {', '.join(_OPTIMIZERS)}")
+    # Which kernels an optimizer takes depends on the real tensors.
+    _, foreach = _default_to_fused_or_foreach(_trained(step.model, step.replays), False, False)
 
-
-def call_timeline(
-    step: Callable[[Callable[[str, str], None]], Any],
-    apart: Iterable[Tensor],
-    *,
-    name: str = "",
-    gradients: Callable[[], Iterable[Tensor]] = tuple,
-) -> StepTimeline:
-    """Every storage of any call, on real tensors or inside a FakeTensorMode that the caller has entered.
-
-    step: called with enter(node, direction), by which it may tell what runs next. apart: tensors that are not
-    its own. gradients: read when it has returned; what else is alive then is an output.
-    """
-    with StorageTracker(apart) as tracker:
-        held = step(tracker.enter)
-    lives, keys = tracker.timeline.lives, {storage_key(t) for t in gradients()}
-    grads = {index for key, index in tracker.alive.items() if key in keys}
-    ends = set(tracker.alive.values())
-    del held
-
-    def of(i: int) -> tuple[str, str]:
-        return ("gradient" if i in grads else "output" if i in ends else "temporary"), ""
-
-    for i in ends:
-        lives[i].died = None
-    blocks = _blocks(lives, range(len(lives)), of)
-    return StepTimeline(name, blocks, len(blocks))
-
-
-@dataclass
-class _Ending:
-    """What follows the backward: a replay, an optimizer step, both or neither."""
-
-    gm: fx.GraphModule  # the real one: which kernels an optimizer takes depends on its tensors
-    replays: bool
-    optimizer: str | None
-    apart: dict[int, int] = field(default_factory=dict)  # storages of the optimizer's state -> bytes
-
-    def __post_init__(self) -> None:
-        if self.optimizer not in (None, *_OPTIMIZERS):
-            raise FloorplanError(f"optimizer {self.optimizer}: not known; use {', '.join(_OPTIMIZERS)}")
-
-    def kept(self, model: nn.Module) -> list[Tensor]:
-        """dL/dq of every site, for the replay."""
-        return Replaying().kept(model) if self.replays else []
-
-    def __call__(self, model: nn.Module, inputs: tuple[Any, ...], tracker: StorageTracker) -> None:
-        if self.replays:
-            Replaying()(model, inputs, tracker)
-        trained = _trained(model, self.replays)
-        if self.optimizer is None or not trained:
-            return
+    def end(model: nn.Module, tracker: StorageTracker) -> list[Tensor]:
         tracker.enter("optimizer", "optimizer")
-        _, foreach = _default_to_fused_or_foreach(_trained(self.gm, self.replays), False, False)
-        self._step(_OPTIMIZERS[self.optimizer](trained, foreach), tracker)
+        trained = _trained(model, step.replays)
+        made = _OPTIMIZERS[optimizer](trained, foreach) if trained else None
+        if made is None:
+            return []
+        made.step()
+        return [t for s in made.state.values() for t in s.values() if isinstance(t, Tensor)]
 
-    def _step(self, optimizer: torch.optim.Optimizer, tracker: StorageTracker) -> None:
-        optimizer.step()
-        for t in (t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor)):
-            if (index := tracker.alive.get(storage_key(t))) is not None:
-                self.apart[index] = int(t.untyped_storage().nbytes())
+    return replace(step, after=end)
+
+
+def timeline_of(
+    seen: Run, name: str, state: tuple[tuple[str, int], ...] = (), roles: "_Roles | None" = None
+) -> StepTimeline:
+    """What was seen of a step, as blocks; `roles` tells why each is there."""
+    roles = roles or _Roles(None, seen)
+    blocks = _blocks(seen.timeline.lives, [i for i in range(len(seen.timeline.lives)) if i not in seen.apart], roles.of)
+    return StepTimeline(name, blocks, len(blocks), state)
 
 
 def _trained(model: nn.Module, replays: bool) -> list[Tensor]:
@@ -160,18 +97,10 @@ def _same_parameters(gm: nn.Module, optimizer: str | None) -> Iterator[None]:
                 p.copy_(old)
 
 
-def _timeline(
-    gm: fx.GraphModule, run: Run, end: _Ending, given: Sequence[Any], name: str, proof: Proof | None
-) -> StepTimeline:
-    roles, formulas = _Roles(gm, run), _Formulas(proof)
-    lives = run.timeline.lives
-
-    def of(i: int) -> tuple[str, str]:
-        role, saver = roles.of(i)
-        return role, formulas.of(saver, lives[i]) if saver else ""
-
-    blocks = _blocks(lives, [i for i in range(len(lives)) if i not in end.apart], of)
-    return StepTimeline(name, blocks, len(blocks), _apart(gm, end, given))
+def apart(step: Step, moments: int) -> tuple[tuple[str, int], ...]:
+    """Bytes of what stands apart from a step, by name."""
+    state = bytes_of_tensors(model_state(step.model))
+    return ("model", state), ("optimizer", moments), ("batch", bytes_of_tensors(list(tensors_in(step.given))))
 
 
 def _blocks(lives: Sequence[Life], chosen: Sequence[int], of: Callable[[int], tuple[str, str]]) -> tuple[Block, ...]:
@@ -197,27 +126,18 @@ def _blocks(lives: Sequence[Life], chosen: Sequence[int], of: Callable[[int], tu
     return tuple(blocks)
 
 
-def _apart(gm: nn.Module, end: _Ending, given: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-    optimizer = sum(end.apart.values())
-    if end.optimizer is None:
-        optimizer = memory.optimizer_state(bytes_of_tensors(_trained(gm, end.replays)))
-    state = bytes_of_tensors([*gm.parameters(), *gm.buffers()])
-    return ("model", state), ("optimizer", optimizer), ("batch", bytes_of_tensors(list(tensors_in(tuple(given)))))
-
-
 class _Roles:
     """Why each storage of a run is there."""
 
-    def __init__(self, gm: fx.GraphModule, run: Run) -> None:
-        self.run, self.lives = run, run.timeline.lives
-        calls = {n.name: n for n in gm.graph.nodes}
-        self.ops = {name: (op_name(n, gm), str(n.target) if n.op == "call_module" else "") for name, n in calls.items()}
+    def __init__(self, model: nn.Module | None, seen: Run, proof: Proof | None = None) -> None:
+        self.run, self.lives, self.formulas = seen, seen.timeline.lives, _Formulas(proof)
+        self.ops = ops_of(model) if isinstance(model, fx.GraphModule) else {}
 
     def of(self, i: int) -> tuple[str, str]:
-        """(role, the node that keeps it or "")."""
+        """(role, formula or "")."""
         if i in self.run.saved_lives:
             saver = self.run.keepers.get(i, self.lives[i].node)  # what is hidden from autograd, its maker keeps
-            return self._pillar(saver, self.lives[i]), saver
+            return self._pillar(saver, self.lives[i]), self.formulas.of(saver, self.lives[i])
         if i in self.run.grad_lives:
             return "gradient", ""
         return ("output" if i in self.run.output_lives else "temporary"), ""

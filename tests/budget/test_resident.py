@@ -15,9 +15,10 @@ from floorplan.budget.resident import CLEAR, Growth, growth_of, resident_growth
 from floorplan.errors import FloorplanError
 from floorplan.graph.trace import trace
 from floorplan.ledger.losses import LOSSES, target_for
+from floorplan.ledger.run import Step
 from floorplan.step.compile import Schedule, compile_step
 from floorplan.step.timeline import predict
-from floorplan.timeline.run import predict_timeline
+from floorplan.timeline.run import step_timeline
 
 MB = 1 << 20
 needs_proc = pytest.mark.skipif(not os.access(CLEAR, os.W_OK), reason="needs Linux's /proc")
@@ -63,7 +64,7 @@ def test_growth_of_a_training_step() -> None:
     found = resident_growth(f"{HERE}autograd_step", {"batch": 64})
     x = torch.zeros(64, 3, 32, 32)
     gm = trace(Residual(), (x,)).gm
-    peak = predict_timeline(gm, (x,), target_for(gm, (x,), "cross_entropy"), LOSSES["cross_entropy"]).peak
+    peak = step_timeline(Step(gm, (x,), target_for(gm, (x,), "cross_entropy"), LOSSES["cross_entropy"])).peak
     # Kernels take working memory of their own: oneDNN's copies in its layout, in the contiguous format.
     assert 0.9 * peak < found.growth < 3 * peak and found.before > 20 * MB
     assert str(found) == f"resident growth {found.growth:,}"

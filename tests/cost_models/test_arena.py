@@ -18,8 +18,7 @@ from floorplan.cost_models.arena import Interval, Placement, place, verify
 from floorplan.errors import FloorplanError
 from floorplan.graph import driver
 from floorplan.graph.trace import trace
-from floorplan.ledger.fakes import concrete_fakes
-from floorplan.ledger.run import run_graph
+from floorplan.ledger.run import Step, run
 from floorplan.methods.catalogue import Options, method
 
 block = st.tuples(st.integers(0, 20), st.integers(0, 8), st.integers(0, 2000)).map(lambda t: (t[0], t[0] + t[1], t[2]))
@@ -154,7 +153,7 @@ def timeline_of(model: nn.Module, inputs: tuple[Tensor, ...], rewritten: bool = 
     gm = traced.gm
     if rewritten:
         gm = driver.rewrite(gm, method("memflora").passes(Options(2)), lambda *_: None)[0].train()
-    line = run_graph(concrete_fakes(gm, inputs), hooks=False, backward=True).timeline
+    line = run(Step(gm, inputs)).timeline
     return [(v.born, line.events if v.died is None else v.died, int(v.nbytes)) for v in line.lives]
 
 

@@ -7,7 +7,7 @@ from small import Residual
 from torch import ones
 
 from floorplan.ledger.pillars import PILLARS
-from floorplan.ledger.run import record
+from floorplan.ledger.run import Step, run
 from floorplan.timeline.blocks import DIRECTIONS, Block, StepTimeline
 
 ROLES = (*PILLARS, "gradient", "output", "temporary")
@@ -67,11 +67,11 @@ def timelines(draw: st.DrawFn) -> StepTimeline:
 
 def recorded(batch: int = 4) -> StepTimeline:
     """One real step of a small residual net."""
-    run = record(Residual(), (ones(batch, 3, 12, 12),), hooks=False, backward=True)
-    line, blocks = run.timeline, []
-    forward = max(line.lives[i].born for i in run.saved_lives)
+    seen = run(Step(Residual(), (ones(batch, 3, 12, 12),)), fake=False)
+    line, blocks = seen.timeline, []
+    forward = max(line.lives[i].born for i in seen.saved_lives)
     for i, life in enumerate(line.lives):
-        role = "gradient" if i in run.grad_lives else "convolution" if i in run.saved_lives else "temporary"
+        role = "gradient" if i in seen.grad_lives else "convolution" if i in seen.saved_lives else "temporary"
         died = line.events if life.died is None else life.died
         direction = "forward" if life.born <= forward else "backward"
         blocks.append(

@@ -404,7 +404,7 @@ def test_config_builds_the_same_site() -> None:
 
 
 def test_fakes_allocate_what_a_real_run_does() -> None:
-    from floorplan.ledger.run import record, run_graph
+    from floorplan.ledger.run import Step, Watch, run
 
     for conv, fmt in [
         (nn.Conv2d(8, 6, 1), torch.contiguous_format),
@@ -418,8 +418,8 @@ def test_fakes_allocate_what_a_real_run_does() -> None:
         x = torch.randn(2, 8, 9, 9).contiguous(memory_format=fmt).requires_grad_()
         gm = torch.fx.GraphModule(model, _call_graph())
         fakes = concrete_fakes(gm, (x,))
-        fake = run_graph(fakes, hooks=False, backward=True)
-        real = record(gm, (x,), hooks=False, backward=True)
+        fake = run(Step(fakes.gm, fakes.inputs), Watch(), fakes)
+        real = run(Step(gm, (x,)), fake=False)
         assert fake.timeline.peak() == real.timeline.peak() > 0
 
 

@@ -16,9 +16,8 @@ from floorplan.errors import TraceError
 from floorplan.graph.trace import trace
 from floorplan.ledger.analyze import analyze, trainable
 from floorplan.ledger.criterion import ABOVE_FLOOR, AT_FLOOR, UNPROVEN
-from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.figures import measure
-from floorplan.ledger.run import run_graph
+from floorplan.ledger.run import Step, Watch, run
 
 
 def test_proof_and_figures_agree() -> None:
@@ -95,7 +94,7 @@ def seconds(n: int) -> tuple[float, float]:
     best = [float("inf")] * 2
     for _ in range(2):
         start = time.process_time()
-        run_graph(concrete_fakes(gm, (x,)), hooks=True)
+        run(Step(gm, (x,)).forward, Watch(hooks=True))
         middle = time.process_time()
         analyze(gm, (x,))
         best = [min(best[0], middle - start), min(best[1], time.process_time() - middle)]

@@ -11,7 +11,7 @@ from torch import SymInt, Tensor, nn
 from floorplan.graph.copies import clone_structure
 from floorplan.graph.trace import trace
 from floorplan.ledger.fakes import Fakes, Sizes, concrete_fakes, symbolic_fakes
-from floorplan.ledger.run import run_graph
+from floorplan.ledger.run import Step, Watch, run
 
 
 def fakes(model: nn.Module, *inputs: Tensor, positions: str = "primes") -> Fakes:
@@ -87,7 +87,7 @@ def test_a_clone_shares_tensors_and_nothing_else() -> None:
 
 def test_old_weight_norm_can_be_cloned() -> None:
     model = Lambda(lambda m, x: m.c1(x), c1=nn.utils.weight_norm(same(3, 8)))
-    run_graph(concrete_fakes(trace(model, (images(),)).gm, (images(),)), hooks=True)
+    run(Step(trace(model, (images(),)).gm, (images(),)).forward, Watch(hooks=True))
 
 
 def test_layouts_are_kept() -> None:

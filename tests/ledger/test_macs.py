@@ -10,6 +10,7 @@ from floorplan.cost_models.paper_macs import Layer
 from floorplan.graph.trace import trace
 from floorplan.ledger.losses import LOSSES
 from floorplan.ledger.macs import layers_of, merges_of, own_macs
+from floorplan.ledger.run import Step
 
 X = torch.zeros(2, 3, 8, 8)
 
@@ -38,7 +39,7 @@ def test_the_steps_own_count(groups: int) -> None:
     model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1, groups=groups), nn.Conv2d(6, 6, 3, padding=1, groups=groups))
     gm = trace(model, (X,)).gm
     one, two = 6 * 3 // groups * 9 * 64, 6 * 6 // groups * 9 * 64
-    found = own_macs(gm, (X,), torch.zeros(2, 6, 8, 8), LOSSES["sum"])
+    found = own_macs(Step(gm, (X,), torch.zeros(2, 6, 8, 8), LOSSES["sum"]))
     assert found == {"forward": 2 * (one + two), "backward": 2 * (one + 2 * two)}  # no gradient of the input
 
 

@@ -12,12 +12,12 @@ import floorplan
 from floorplan.graph.trace import trace
 from floorplan.ledger.fakes import Sizes, symbolic_fakes
 from floorplan.ledger.names import Namer
-from floorplan.ledger.run import run_graph
+from floorplan.ledger.run import Step, Watch, run
 
 
 def namer(model: nn.Module, x: Tensor) -> Namer:
     f = symbolic_fakes(trace(model, (x,)).gm, (x,), Sizes("primes"))
-    run_graph(f, hooks=True)
+    run(Step(f.gm, f.inputs).forward, Watch(hooks=True), f)
     return Namer(f)
 
 

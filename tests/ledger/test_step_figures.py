@@ -14,7 +14,8 @@ from floorplan.errors import FloorplanError, TraceError
 from floorplan.graph import driver
 from floorplan.graph.trace import trace
 from floorplan.ledger.losses import LOSSES, target_for
-from floorplan.ledger.step_figures import measure_step, predict_step
+from floorplan.ledger.run import Step
+from floorplan.ledger.step_figures import step_figures
 from floorplan.methods.catalogue import Options, method
 
 
@@ -62,8 +63,8 @@ def test_predicted_is_measured(model: fx.GraphModule, loss: str) -> None:
     for batch in (1, 5) if loss == "cross_entropy" and not _trains_norms(model) else (5,):
         x = images(batch)
         target = target_for(model, (x,), loss)
-        predicted = predict_step(model, (x,), target, LOSSES[loss])
-        assert predicted.as_dict() == measure_step(model, (x,), target, LOSSES[loss]).as_dict()
+        predicted = step_figures(Step(model, (x,), target, LOSSES[loss]))
+        assert predicted.as_dict() == step_figures(Step(model, (x,), target, LOSSES[loss]), fake=False).as_dict()
         assert 0 < predicted.saved and predicted.saved_refcount < predicted.training_state_peak_refcount
 
 
@@ -74,7 +75,7 @@ def _trains_norms(model: nn.Module) -> bool:
 def test_a_linear_layer_by_hand() -> None:
     gm, x = trace(nn.Linear(10, 3), (torch.randn(5, 10),)).gm, torch.randn(5, 10)
     state, out = 4 * 33, 4 * 5 * 3
-    found = predict_step(gm, (x,), torch.zeros(5, 3), LOSSES["mse"])
+    found = step_figures(Step(gm, (x,), torch.zeros(5, 3), LOSSES["mse"]))
     assert found.trainable_parameters == 33 and found.optimizer == 2 * state
     assert found.saved == out  # the loss keeps what the layer returns
     assert found.saved_refcount == 4 * 50 + 2 * out  # and its input, the result and the target
@@ -96,13 +97,13 @@ def test_losses_of_the_users_own(name: str, reduction: str) -> None:
 
     x, target = torch.randn(5, 10), torch.ones(5, 3)
     gm = trace(nn.Sequential(nn.Linear(10, 3), nn.ReLU()), (x,)).gm
-    assert predict_step(gm, (x,), target, loss) == measure_step(gm, (x,), target, loss)
+    assert step_figures(Step(gm, (x,), target, loss)) == step_figures(Step(gm, (x,), target, loss), fake=False)
 
 
 def test_cross_entropy_keeps_its_result_twice_its_labels_and_a_weight() -> None:
     gm, x = trace(nn.Linear(10, 3), (torch.randn(5, 10),)).gm, torch.randn(5, 10)
     target = target_for(gm, (x,), "cross_entropy")
-    found = predict_step(gm, (x,), target, LOSSES["cross_entropy"])
+    found = step_figures(Step(gm, (x,), target, LOSSES["cross_entropy"]))
     logs = 4 * 5 * 3
     assert found.saved == logs + 4
     assert found.saved_refcount == 4 * 50 + 2 * logs + 8 * 5 + 4
@@ -115,7 +116,7 @@ def test_the_sum_of_all_outputs() -> None:
 
     x = torch.randn(5, 10)
     gm = trace(Lambda(both, a=nn.Linear(10, 3), b=nn.Linear(3, 2)), (x,)).gm
-    found = predict_step(gm, (x,), target_for(gm, (x,), "sum"), LOSSES["sum"])
+    found = step_figures(Step(gm, (x,), target_for(gm, (x,), "sum"), LOSSES["sum"]))
     assert found.saved == 4 * 5 * 3 and found.saved_refcount == 4 * 50 + 2 * 4 * 5 * 3
     out = LOSSES["sum"](gm(x), None)
     torch.testing.assert_close(out, gm(x)[0].sum() + gm(x)[1]["z"].sum())
@@ -159,8 +160,8 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
     state, rng = copy.deepcopy(gm.state_dict()), torch.get_rng_state()
     grads = [p.grad for p in gm.parameters()]
     target = target_for(gm, (x,), "cross_entropy")
-    for figures in (predict_step, measure_step):
-        figures(gm, (x,), target, LOSSES["cross_entropy"])
+    for fake in (True, False):
+        step_figures(Step(gm, (x,), target, LOSSES["cross_entropy"]), fake)
         assert all(torch.equal(t, state[n]) for n, t in gm.state_dict().items())
         assert all(p.grad is g for p, g in zip(gm.parameters(), grads, strict=True))
         assert torch.equal(torch.get_rng_state(), rng)
@@ -176,4 +177,4 @@ def test_a_forward_that_cannot_be_differentiated_is_one_line() -> None:
     x = torch.randn(5, 10)
     gm = fx.symbolic_trace(Lambda(spoil, a=nn.Linear(10, 3)))
     with pytest.raises(TraceError, match="^backward: .*cannot be trained as it stands$"):
-        measure_step(gm, (x,), torch.zeros(5, 3), LOSSES["mse"])
+        step_figures(Step(gm, (x,), torch.zeros(5, 3), LOSSES["mse"]), fake=False)

@@ -17,7 +17,8 @@ from floorplan.graph.driver import Site
 from floorplan.graph.trace import trace
 from floorplan.layers.lite import FrozenConv, LiteResidual, TinySite
 from floorplan.ledger.losses import cross_entropy
-from floorplan.ledger.step_figures import predict_step
+from floorplan.ledger.run import Step
+from floorplan.ledger.step_figures import step_figures
 from floorplan.methods.catalogue import METHODS, Options
 from floorplan.methods.verify import Verifier
 from floorplan.passes import canonicalize
@@ -184,7 +185,7 @@ def test_the_papers_figures(method: str, peak: float) -> None:
     gm, log = driver.rewrite(traced.gm, line, lambda *a: None)
     gm.train()
     target = torch.zeros(64, dtype=torch.int64)
-    figures = predict_step(gm, (torch.empty(64, 1, 97, 60),), target, cross_entropy)
+    figures = step_figures(Step(gm, (torch.empty(64, 1, 97, 60),), target, cross_entropy))
     assert round(figures.training_state_peak_refcount / 1e6, 4) == peak
     assert sum(isinstance(m, LiteResidual) for m in gm.modules()) == 17
     assert not any(s.refused for sites in log.values() for s in sites)

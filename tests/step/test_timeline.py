@@ -7,7 +7,8 @@ from small import Residual
 from steps import graph_of, weighted, weights_for
 
 from floorplan.ledger.losses import cross_entropy
-from floorplan.ledger.step_figures import predict_step
+from floorplan.ledger.run import Step
+from floorplan.ledger.step_figures import step_figures
 from floorplan.step.compile import Schedule, compile_step
 from floorplan.step.timeline import measure, predict
 
@@ -44,7 +45,7 @@ def test_the_peaks_of_mobilenet() -> None:
         )
     }
     assert list(peaks.values()) == [48_055_172, 12_073_356, 4_297_580]
-    assert predict_step(gm, (x,), y, cross_entropy).requested_peak > 80_000_000
+    assert step_figures(Step(gm, (x,), y, cross_entropy)).requested_peak > 80_000_000
 
 
 def test_nodes_and_roles() -> None:

@@ -11,17 +11,18 @@ import torch.nn.functional as F
 from graphs import randomize
 from hard_models import build
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from floorplan.errors import FloorplanError
 from floorplan.graph import driver
 from floorplan.graph.trace import trace
 from floorplan.ledger.analyze import analyze
 from floorplan.ledger.losses import LOSSES, target_for
-from floorplan.ledger.step_figures import predict_step
+from floorplan.ledger.run import Step, run
+from floorplan.ledger.step_figures import step_figures
+from floorplan.ledger.storage import StorageTracker
 from floorplan.methods.catalogue import METHODS, Options, method
 from floorplan.timeline.blocks import StepTimeline
-from floorplan.timeline.run import call_timeline, measure_timeline, predict_timeline
+from floorplan.timeline.run import step_timeline, timeline_of
 from tests.examples.test_backbones import factory, window
 from tests.ledger.test_step_figures import adapted, images
 
@@ -38,11 +39,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def both(gm: fx.GraphModule, inputs: tuple[Any, ...], loss: str = "cross_entropy", **options: Any) -> StepTimeline:
+def both(
+    gm: fx.GraphModule, inputs: tuple[Any, ...], loss: str = "cross_entropy", replays: bool = False, **options: Any
+) -> StepTimeline:
     """The predicted timeline, which must be the measured one."""
-    target = target_for(gm, inputs, loss)
-    found = predict_timeline(gm, inputs, target, LOSSES[loss], **options)
-    real = measure_timeline(gm, inputs, target, LOSSES[loss], **options)
+    step = Step(gm, inputs, target_for(gm, inputs, loss), LOSSES[loss], replays=replays)
+    found, real = (step_timeline(step, fake=fake, **options) for fake in (True, False))
     for a, b in zip(found.blocks, real.blocks, strict=False):
         assert a == b
     assert found == real
@@ -61,7 +63,7 @@ def test_every_method(name: str, optimizer: str | None) -> None:
     gm, x, replays = adapted(name).train(name != "zero-shot"), images(5), METHODS[name].replays
     found = both(gm, (x,), replays=replays, optimizer=optimizer)
     if optimizer is None:
-        figures = predict_step(gm, (x,), target_for(gm, (x,), "cross_entropy"), XENT, replays)
+        figures = step_figures(Step(gm, (x,), target_for(gm, (x,), "cross_entropy"), XENT, replays=replays))
         assert (found.peak, found.total) == (figures.requested_peak, figures.total)
         if not replays:  # whose formula also counts one input of a site
             assert found.training_state_peak == figures.training_state_peak
@@ -84,7 +86,7 @@ def test_the_backbones(name: str, how: str) -> None:
     gm = by(model, (window(model, 2),), how)
     x = window(model, 3)
     found = both(gm, (x,), optimizer="sgd" if how == "full" else None)
-    figures = predict_step(gm, (x,), target_for(gm, (x,), "cross_entropy"), XENT)
+    figures = step_figures(Step(gm, (x,), target_for(gm, (x,), "cross_entropy"), XENT))
     assert found.peak == figures.requested_peak
 
 
@@ -202,7 +204,7 @@ def test_pillars_and_formulas_are_those_of_the_proof() -> None:
     for how in ("full", "memflora"):
         gm, x = adapted(how), images(5)
         proof = analyze(gm, (x,)).proof
-        found = predict_timeline(gm, (x,), target_for(gm, (x,), "cross_entropy"), XENT, proof=proof)
+        found = step_timeline(Step(gm, (x,), target_for(gm, (x,), "cross_entropy"), XENT), proof=proof)
         want, got = Counter[str](), Counter[str]()
         for e in {e.storage: e for e in reversed(proof.kept)}.values():  # a storage counts where it was saved first
             want[e.pillar] += e.nbytes
@@ -229,7 +231,7 @@ def test_the_state_of_an_optimizer_stands_apart() -> None:
     adam, sgd = (dict(both(gm, (x,), optimizer=o).state) for o in ("adam", "sgd"))
     assert adam["optimizer"] == 2 * trained + 4 * len(list(gm.parameters())) and sgd["optimizer"] == 0
     with pytest.raises(FloorplanError, match="^optimizer lion: not known; use adam, sgd$"):
-        predict_timeline(gm, (x,), torch.zeros(5, dtype=torch.int64), XENT, optimizer="lion")
+        step_timeline(Step(gm, (x,), torch.zeros(5, dtype=torch.int64), XENT), optimizer="lion")
 
 
 def test_measuring_leaves_the_model_as_it_was() -> None:
@@ -244,19 +246,16 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
 
 
 def test_any_call() -> None:
-    w = torch.randn(6, 4)
-
-    def step(enter: Callable[[str, str], None]) -> Tensor:
-        enter("a", "forward")
-        y = torch.randn(5, 6) @ w
-        enter("b", "backward")
+    def drive(model: nn.Module, given: tuple[Any, ...], tracker: StorageTracker) -> Tensor:
+        w, (x,) = model.weight, given
+        tracker.enter("a")
+        y = (x * 2) @ w.detach()
+        tracker.enter("b", "backward")
         w.grad = torch.ones_like(w)
         return y.relu()
 
-    def grads() -> list[Tensor]:
-        return [] if w.grad is None else [w.grad]
-
-    found = call_timeline(step, [w], name="by hand", gradients=grads)
+    step = Step(nn.Linear(4, 6, bias=False), (torch.randn(5, 6),), drive=drive)
+    found = timeline_of(run(step, fake=False), "by hand")
     assert [(b.node, b.direction, b.nbytes, b.role) for b in found.blocks] == [
         ("a", "forward", 120, "temporary"),
         ("a", "forward", 80, "temporary"),
@@ -264,6 +263,4 @@ def test_any_call() -> None:
         ("b", "backward", 80, "output"),
     ]
     assert [(b.born, b.died) for b in found.blocks] == [(0, 2), (1, 4), (2, 4), (3, 4)] and found.peak == 256
-    with FakeTensorMode() as mode:
-        w = mode.from_tensor(w)
-        assert call_timeline(step, [w], name="by hand", gradients=grads) == found
+    assert timeline_of(run(step), "by hand") == found

@@ -9,7 +9,7 @@ picks the first rung that fits, so a smaller budget never has a higher peak.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, fx
@@ -17,9 +17,8 @@ from torch import Tensor, fx
 from floorplan.budget.remat.graph import apply
 from floorplan.budget.remat.problem import PRICES, Problem
 from floorplan.budget.remat.study import Value, out_of_place
-from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.losses import Loss
-from floorplan.ledger.run import Run, run_graph
+from floorplan.ledger.run import Run, Step, run
 
 
 @dataclass(frozen=True)
@@ -89,24 +88,20 @@ def climb(
     loss(output, target): as in training; None for the sum of all outputs. What `fit` gives shares parameters with
     `gm`, which is left as it is.
     """
-    given = tuple(inputs) if loss is None else (*inputs, target)
     plain, values = out_of_place(gm, tuple(inputs))
-    tried = [_rung(_step(gm, given, loss), 0, frozenset(), False)]
+    step = Step(gm, tuple(inputs), target, loss)
+    tried = [_rung(run(step), 0, frozenset(), False)]
 
     def attempt(again: frozenset[str], apart: bool) -> None:
         if not any((r.recomputed, r.apart) == (again, apart) for r in tried):
             twin, macs = apply(plain, values, again, apart)
-            tried.append(_rung(_step(twin, given, loss), macs, again, apart))
+            tried.append(_rung(run(replace(step, model=twin)), macs, again, apart))
 
     for again in Problem(plain, values).candidates(prices):
         attempt(again, False)
     for rung in _ladder(tried)[1:]:
         attempt(rung.recomputed, True)
     return Ladder(_ladder(tried), gm, plain, values)
-
-
-def _step(gm: fx.GraphModule, given: Sequence[Any], loss: Loss | None) -> Run:
-    return run_graph(concrete_fakes(gm, given), hooks=False, backward=True, loss=loss)
 
 
 def _rung(run: Run, macs: int, again: frozenset[str], apart: bool) -> Rung:

@@ -13,7 +13,8 @@ from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapter_rank
 from floorplan.ledger.inputs import filled
 from floorplan.ledger.losses import LOSSES, target_for
-from floorplan.ledger.step_figures import measure_step
+from floorplan.ledger.run import Step
+from floorplan.ledger.step_figures import step_figures
 from floorplan.methods.catalogue import Options, Plan, recorded
 from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import Shapes, subject_of
@@ -148,7 +149,9 @@ def remat(
     room = None if budget is None else max(budget - state, 0)
     result = climb(gm, given, loss=LOSSES[loss], target=target).fit(room)
     result.module.meta.update(gm.meta)
-    real = measure_step(result.module, given, target, LOSSES[loss]).requested_peak if measured else None
+    real = (
+        step_figures(Step(result.module, given, target, LOSSES[loss]), fake=False).requested_peak if measured else None
+    )
     return RematReport(s.name, batch, loss, budget, state, result, real, tuple(named), s.notes)
 
 

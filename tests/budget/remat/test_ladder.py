@@ -16,7 +16,8 @@ from floorplan.errors import LoadError
 from floorplan.ledger.figures import measure
 from floorplan.ledger.losses import cross_entropy
 from floorplan.ledger.macs import own_macs
-from floorplan.ledger.step_figures import measure_step
+from floorplan.ledger.run import Step
+from floorplan.ledger.step_figures import step_figures
 from floorplan.store.artifact import decode, encode
 
 FEW = (1.0, 0.0)
@@ -89,10 +90,10 @@ def test_a_smaller_budget_never_raises_the_measured_peak(name: str) -> None:
 def test_extra_work_is_what_the_step_really_does_more() -> None:
     gm, y = net("efficient"), torch.zeros(INPUT[0], dtype=torch.int64)
     r = climb(gm, (X,), loss=cross_entropy, target=y, prices=FEW).fit()
-    before, after = (own_macs(m, (X,), y, cross_entropy) for m in (gm, r.module))
+    before, after = (own_macs(Step(m, (X,), y, cross_entropy)) for m in (gm, r.module))
     assert after["forward"] == before["forward"]
     assert after["backward"] - before["backward"] == r.extra_macs > 0
-    assert measure_step(r.module, (X,), y, cross_entropy).requested_peak == r.peak_after
+    assert step_figures(Step(r.module, (X,), y, cross_entropy), fake=False).requested_peak == r.peak_after
 
 
 def test_what_is_computed_again_is_named() -> None:
