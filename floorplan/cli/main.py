@@ -47,6 +47,7 @@ from floorplan.methods import pictures
 from floorplan.methods.catalogue import METHODS
 from floorplan.methods.compare import compare as compare_methods
 from floorplan.methods.merge_file import merge_file
+from floorplan.methods.subject import Source
 
 app = typer.Typer(
     add_completion=False,
@@ -163,8 +164,11 @@ def merge(
     trust: Trust = False,
 ) -> None:
     """Merge the adapters of an adapted.pt into plain torch layers, verified before it is written."""
+    if into is None and (weights is not None or allow or trust):
+        raise FloorplanError("merge: --weights, --allow and --trust belong to --into MODEL; name it")
+    source = None if into is None else Source(into, weights=weights, allow=allow or (), trust=trust)
     with busy(f"merging {adapted}"):
-        line = merge_file(adapted, output, into=into, weights=weights, allow=allow or (), trust=trust, force=force)
+        line = merge_file(adapted, output, source, force)
     print(line)
 
 

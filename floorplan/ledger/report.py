@@ -1,7 +1,7 @@
 """Reports: one object a command returns, printed as tables and written as JSON, Markdown or SARIF."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from floorplan.graph.driver import Site
@@ -28,8 +28,6 @@ class CheckReport:
     """What `check` found. `str()` is the printed table, `as_json()` the versioned document."""
 
     name: str
-    subject: str  # "as-is" or "rewritten"
-    rank: int | None
     inputs: tuple[tuple[int, ...], ...]
     proof: Proof
     predicted: Figures
@@ -37,7 +35,9 @@ class CheckReport:
     notes: tuple[str, ...]
     opaque: dict[str, str]
     lines: dict[str, str]
-    log: dict[str, list[Site]]
+    subject: str = "as-is"  # or "rewritten", by the log's passes
+    rank: int | None = None
+    log: dict[str, list[Site]] = field(default_factory=dict)
     method: str | None = None
 
     @property

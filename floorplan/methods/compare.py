@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tabulate import tabulate
@@ -12,13 +12,14 @@ from torch import fx, nn
 from floorplan.cost_models import paper_macs as formulas
 from floorplan.errors import FloorplanError
 from floorplan.ledger.inputs import filled
-from floorplan.ledger.losses import LOSSES, target_for
+from floorplan.ledger.losses import LOSSES, loss_named, target_for
 from floorplan.ledger.macs import layers_of, merges_of, own_macs
 from floorplan.ledger.step_figures import StepFigures, measure_step, predict_step
-from floorplan.methods.catalogue import METHODS, Method, Options, Plan, method
+from floorplan.methods.catalogue import METHODS, Options, Plan, method, plans_of
 from floorplan.methods.rewrite import adapted
-from floorplan.methods.subject import Shapes, Subject, subject_of
+from floorplan.methods.subject import Shapes, Source, Subject, subject_of
 from floorplan.text import describe, versions
+from floorplan.trees import bytes_of_tensors
 
 COLUMNS = {
     "saved": "saved",
@@ -133,61 +134,52 @@ def compare(
 
     The model is not changed. Methods that the model has no place for are listed with the reason.
     """
-    if loss not in LOSSES:
-        raise FloorplanError(f"--loss {loss}: not known; use {', '.join(LOSSES)}")
-    if (least := min((*batches, *ranks), default=0)) < 1:
+    source = Source(model, inputs, None, shapes, weights, allow, trust)
+    plans = plans_of(methods, ranks, Options(sites=sites, seed=seed, train_head=train_head))
+    return compared(source, plans, batches, loss, measured)
+
+
+def compared(source: Source, plans: Sequence[Plan], batches: Sequence[int], loss: str, measured: bool) -> Comparison:
+    """`compare` of a request: a row for each plan and batch."""
+    loss_named(loss)
+    if not plans or not batches:
+        raise FloorplanError("--methods, --rank, --batch: none is named; `floorplan compare --help` lists them")
+    if (least := min([*batches, *(p.options.rank for p in plans)])) < 1:
         raise FloorplanError(f"--batch, --rank: {least} is not a positive number")
-    ranks, batches = list(dict.fromkeys(ranks)), list(dict.fromkeys(batches))
-    chosen = [method(n) for n in dict.fromkeys(methods)]
-    if not chosen:
-        raise FloorplanError("--methods: none is named; `floorplan compare --help` lists them")
-    s = subject_of(model, inputs, batch=2, shapes=shapes, weights=weights, allow=allow, trust=trust)
-    rows = [row for m in chosen for row in _of(s, m, ranks, batches, loss, (sites, seed, train_head), measured)]
+    s = subject_of(replace(source, batch=2))
+    rows = [row for p in plans for row in _of(s, p, list(dict.fromkeys(batches)), loss, measured)]
     if not any(r.predicted for r in rows):
         raise FloorplanError(f"{s.name}: no method could be run: {rows[0].refused}")
     return Comparison(s.name, loss, tuple(rows), s.notes)
 
 
-def _of(
-    s: Subject,
-    m: Method,
-    ranks: Sequence[int],
-    batches: Sequence[int],
-    loss: str,
-    rest: tuple[str, int, bool],
-    measured: bool,
-) -> Iterator[Row]:
-    for rank in ranks if m.ranked else ranks[:1]:
-        shown = rank if m.ranked else None
+def _of(s: Subject, plan: Plan, batches: Sequence[int], loss: str, measured: bool) -> Iterator[Row]:
+    m = method(plan.method)
+    rows = [Row(m.name, plan.options.rank if m.ranked else None, b) for b in batches]
+    try:
+        traced, _ = adapted(s, plan, verified=False)
+    except FloorplanError as e:
+        yield from (replace(row, refused=str(e)) for row in rows)
+        return
+    gm = traced.gm.train(m.name != "zero-shot")
+    for row in rows:
         try:
-            traced, _ = adapted(s, Plan(m.name, Options(rank, *rest)), verified=False)
-        except FloorplanError as e:
-            yield from (Row(m.name, shown, b, refused=str(e)) for b in batches)
-            continue
-        gm = traced.gm.train(m.name != "zero-shot")
-        for b in batches:
-            try:
-                yield _row(gm, s.inputs, m, shown, b, loss, measured)
-            except Exception as e:  # one method that this batch does not suit must not cost the others
-                yield Row(m.name, shown, b, refused=f"at batch {b}: {describe(e)}")
+            yield _figures(row, gm, s.inputs, loss, measured)
+        except Exception as e:  # one method that this batch does not suit must not cost the others
+            yield replace(row, refused=f"at batch {row.batch}: {describe(e)}")
 
 
-def _row(
-    gm: fx.GraphModule, like: Sequence[Any], m: Method, rank: int | None, batch: int, loss: str, measured: bool
-) -> Row:
-    inputs = filled(like, batch)
+def _figures(row: Row, gm: fx.GraphModule, like: Sequence[Any], loss: str, measured: bool) -> Row:
+    inputs, replays = filled(like, row.batch), method(row.method).replays
     target, run = target_for(gm, inputs, loss), LOSSES[loss]
-    state = {id(t): t.numel() * t.element_size() for t in [*gm.parameters(), *gm.buffers()]}
     layers = layers_of(gm, inputs)
-    return Row(
-        m.name,
-        rank,
-        batch,
-        predict_step(gm, inputs, target, run, m.replays),
-        measure_step(gm, inputs, target, run, m.replays) if measured else None,
-        sum(state.values()),
-        formulas.step(layers, batch, merges_of(gm), m.replays),
-        own_macs(gm, inputs, target, run, m.replays),
+    return replace(
+        row,
+        predicted=predict_step(gm, inputs, target, run, replays),
+        measured=measure_step(gm, inputs, target, run, replays) if measured else None,
+        model=bytes_of_tensors([*gm.parameters(), *gm.buffers()]),
+        macs_paper=formulas.step(layers, row.batch, merges_of(gm), replays),
+        macs=own_macs(gm, inputs, target, run, replays),
     )
 
 

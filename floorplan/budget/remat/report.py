@@ -1,7 +1,7 @@
 """`floorplan remat`: adapt a model, let what cannot reach the floor be computed again, and say what that costs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,14 +9,13 @@ from torch import fx, nn
 
 from floorplan.budget.remat.ladder import Remat, climb
 from floorplan.cost_models import memory
-from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapter_rank
 from floorplan.ledger.inputs import filled
-from floorplan.ledger.losses import LOSSES, target_for
+from floorplan.ledger.losses import loss_named, target_for
 from floorplan.ledger.step_figures import measure_step
 from floorplan.methods.catalogue import Options, Plan, recorded
 from floorplan.methods.rewrite import adapted
-from floorplan.methods.subject import Shapes, subject_of
+from floorplan.methods.subject import DEFAULT_BATCH, Shapes, Source, subject_of
 from floorplan.passes.lossy_activations import approximate
 from floorplan.text import table, versions
 from floorplan.trees import bytes_of_tensors, model_state, tensors_in
@@ -128,12 +127,19 @@ def remat(
     budget: counts model, Adam's moments and the caller's batch too; None for the lowest peak found. lossy_bits:
     1 to 8 bits an element for the derivatives of smooth activations, which makes gradients approximate; None: exact.
     """
-    if loss not in LOSSES:
-        raise FloorplanError(f"--loss {loss}: not known; use {', '.join(LOSSES)}")
-    s = subject_of(model, inputs, batch=2, shapes=shapes, weights=weights, allow=allow, trust=trust)
+    source = Source(model, inputs, batch, shapes, weights, allow, trust)
+    plan = Plan(method, Options(rank, sites, seed, train_head))
+    return recomputed(source, plan, budget, loss, lossy_bits, measured)
+
+
+def recomputed(
+    source: Source, plan: Plan, budget: int | None, loss: str, lossy_bits: int | None, measured: bool
+) -> RematReport:
+    """`remat` of a request."""
+    run, batch = loss_named(loss), DEFAULT_BATCH if source.batch is None else source.batch
+    s = subject_of(replace(source, batch=2))
     gm = s.model
     if adapter_rank(gm) is None or not isinstance(gm, fx.GraphModule):
-        plan = Plan(method, Options(rank, sites, seed, train_head))
         traced, _ = adapted(s, plan, verified=True)
         gm = traced.gm
         gm.meta["floorplan"] = recorded(plan, s.inputs)
@@ -146,9 +152,9 @@ def remat(
     target = target_for(gm, given, loss)
     state = _state(gm, given, target)
     room = None if budget is None else max(budget - state, 0)
-    result = climb(gm, given, loss=LOSSES[loss], target=target).fit(room)
+    result = climb(gm, given, loss=run, target=target).fit(room)
     result.module.meta.update(gm.meta)
-    real = measure_step(result.module, given, target, LOSSES[loss]).requested_peak if measured else None
+    real = measure_step(result.module, given, target, run).requested_peak if measured else None
     return RematReport(s.name, batch, loss, budget, state, result, real, tuple(named), s.notes)
 
 
