@@ -57,7 +57,12 @@ def check(
 
 
 def checked(
-    source: Source, rank: int | None, plan: Plan, measured: bool, autocast: torch.dtype | None, mode: str
+    source: Source,
+    rank: int | None,
+    plan: Plan,
+    measured: bool = False,
+    autocast: torch.dtype | None = None,
+    mode: str = "saved",
 ) -> CheckReport:
     """`check` of a request; rank None: the model as it stands, unless the plan's method has no rank."""
     if rank is not None and (isinstance(rank, bool) or rank < 1):

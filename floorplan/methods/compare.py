@@ -1,12 +1,9 @@
 """`floorplan compare`: what every method keeps, holds and multiplies in one step, side by side."""
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tabulate import tabulate
 from torch import fx, nn
 
 from floorplan.cost_models import paper_macs as formulas
@@ -18,6 +15,7 @@ from floorplan.ledger.step_figures import StepFigures, measure_step, predict_ste
 from floorplan.methods.catalogue import METHODS, Options, Plan, method, plans_of
 from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import Shapes, Source, Subject, subject_of
+from floorplan.render import Report, Table, difference
 from floorplan.text import describe, versions
 from floorplan.trees import bytes_of_tensors
 
@@ -48,14 +46,17 @@ class Row:
     @property
     def difference(self) -> dict[str, int] | None:
         """Predicted less measured."""
-        if self.predicted is None or self.measured is None:
-            return None
-        real = self.measured.as_dict()
-        return {k: v - real[k] for k, v in self.predicted.as_dict().items()}
+        return difference(self.predicted, self.measured)
+
+    def cells(self) -> list[Any]:
+        """The row of the table; the last cell is the largest difference."""
+        found = self.predicted.as_dict() if self.predicted else {}
+        own, far = sum((self.macs or {}).values()), max((self.difference or {}).values(), key=abs, default=None)
+        return [self.method, self.rank, self.batch, *(found[k] for k in COLUMNS), self.macs_paper, own, far]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Report):
     """All rows; `str()` is the printed table."""
 
     name: str
@@ -69,48 +70,22 @@ class Comparison:
         head = {"schema": "floorplan.compare/1", "model": self.name, "loss": self.loss}
         return {**head, "versions": versions(), "notes": list(self.notes), "rows": rows}
 
-    def table(self) -> tuple[list[str], list[list[Any]]]:
-        """Header and rows of plain values."""
-        header = ["method", "rank", "batch", *COLUMNS.values(), "MACs (paper)", "MACs (own)"]
+    @property
+    def title(self) -> str:
+        """The heading of the Markdown."""
+        return f"{self.name}: methods compared"
+
+    def parts(self) -> Iterator[str | Table]:
+        """The table, what its figures are, and what was not run."""
         some = any(r.measured for r in self.rows)
+        header = ["method", "rank", "batch", *COLUMNS.values(), "MACs (paper)", "MACs (own)"]
         header += ["predicted - measured"] if some else []
-        out = []
-        for r in self.rows:
-            if r.predicted is None:
-                continue
-            own = sum((r.macs or {}).values())
-            p = r.predicted.as_dict()
-            cells = [r.method, r.rank or "-", r.batch, *(p[k] for k in COLUMNS), r.macs_paper, own]
-            out.append(cells + ([_largest(r.difference)] if some else []))
-        return header, out
-
-    def csv(self) -> str:
-        """The same table as comma-separated values."""
-        buffer = io.StringIO()
-        header, rows = self.table()
-        csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
-        return buffer.getvalue()
-
-    def markdown(self) -> str:
-        """The same table as Markdown."""
-        return f"# {self.name}: methods compared\n\n" + "\n".join(self._lines("github")) + "\n"
-
-    def __str__(self) -> str:
-        return "\n".join(self._lines("simple"))
-
-    def _lines(self, style: str) -> list[str]:
-        header, rows = self.table()
-        text = [[f"{c:,}" if isinstance(c, int) else c for c in r] for r in rows]
-        align = ["left", *["right"] * (len(header) - 1)]
-        lines = [tabulate(text, headers=header, tablefmt=style, colalign=align, disable_numparse=True)]
-        lines += ["", f"bytes; one step, loss {self.loss}; multiply-adds of one step"]
+        rows = [r.cells()[: len(header)] for r in self.rows if r.predicted]
+        yield Table("methods", header, rows, range(1, len(header)))
+        yield f"bytes; one step, loss {self.loss}; multiply-adds of one step"
         once = {(r.method, r.rank): r.refused for r in self.rows if r.refused}
-        lines += [f"not run: {m}{f' at rank {k}' if k else ''}: {why}" for (m, k), why in once.items()]
-        return lines + [f"note: {n}" for n in self.notes]
-
-
-def _largest(difference: dict[str, int] | None) -> int | str:
-    return "-" if difference is None else max(difference.values(), key=abs)
+        yield from (f"not run: {m}{f' at rank {k}' if k else ''}: {why}" for (m, k), why in once.items())
+        yield from (f"note: {n}" for n in self.notes)
 
 
 def compare(
