@@ -139,8 +139,7 @@ def resident(net: Net, row: Row, threads: int) -> dict[str, Any]:
             "model": net.factory,
             "batch": net.batch,
             "shapes": [net.shape],
-            "sites": net.sites,
-            "rank": RANK,
+            "plan": {"method": "memflora", "rank": RANK, "sites": net.sites},
             "schedule": plan.as_dict(),
         }
     return {"bytes": resident_growth(spec, given, threads=threads, timeout=1800).growth}

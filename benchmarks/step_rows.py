@@ -25,7 +25,7 @@ from floorplan.layers.fused import FusedConv
 from floorplan.ledger.storage import StorageTracker
 from floorplan.methods.catalogue import Options, Plan
 from floorplan.methods.rewrite import adapted
-from floorplan.methods.subject import subject_of
+from floorplan.methods.subject import Source, subject_of
 from floorplan.methods.verify import randomize_adapters
 from floorplan.step.compile import Schedule, Step, compile_step
 from floorplan.step.graph import values_of
@@ -114,7 +114,7 @@ def adapted_graph(net: Net, dtype: torch.dtype = torch.float32, draws: bool = Tr
     for m in model.modules():
         if isinstance(m, nn.Dropout) and not draws:
             m.p = 0.0
-    s = subject_of(model, x.to(dtype))
+    s = subject_of(Source(model, x.to(dtype)))
     gm = adapted(s, Plan("memflora", Options(RANK, net.sites)), verified=False)[0].gm
     randomize_adapters(gm)
     return gm

@@ -31,7 +31,7 @@ from floorplan.ledger.losses import LOSSES, target_for
 from floorplan.ledger.run import Step
 from floorplan.methods.catalogue import METHODS, Options, Plan, method
 from floorplan.methods.rewrite import adapted
-from floorplan.methods.subject import subject_of
+from floorplan.methods.subject import Source, subject_of
 from floorplan.step.compile import Schedule, compile_step
 from floorplan.step.timeline import measure, predict
 from floorplan.text import versions
@@ -46,7 +46,7 @@ def rows(family: str, name: str, methods: list[str]) -> Iterator[dict[str, Any]]
     """One row a method, and one for the compiled step."""
     sample = zoo_models.build(family, name)
     x = torch.randn(2, *sample.shape)
-    s = subject_of(sample.model.train(), x)
+    s = subject_of(Source(sample.model.train(), x))
     for m in map(method, methods):
         row = {"family": family, "model": name, "method": m.name}
         try:

@@ -10,7 +10,6 @@ from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.files import ensure_writable, whole
-from floorplan.graph.driver import Site
 from floorplan.graph.trace import Traced, trace
 from floorplan.graph.untouched import in_mode
 from floorplan.layers.adapter import adapter_rank
@@ -22,7 +21,7 @@ from floorplan.methods.catalogue import Options, Plan, recorded
 from floorplan.methods.catalogue import method as method_named
 from floorplan.methods.report import RewriteReport
 from floorplan.methods.rewrite import adapted
-from floorplan.methods.subject import Shapes, Subject, read_adapted, subject_of
+from floorplan.methods.subject import Shapes, Source, Subject, read_adapted, subject_of
 from floorplan.methods.verify import same_outputs
 from floorplan.step.graph import crossings, ordered
 from floorplan.step.plan_file import options_in, read_plan, schedule_in
@@ -53,49 +52,48 @@ def check(
     rank: judge the model as `rewrite` would adapt it by `method`; on an adapted model, assert its rank.
     mode: "train" or "eval" sets the model's mode first. measured: run it for real as well.
     """
+    source = Source(model, inputs, batch, shapes, weights, allow, trust)
+    return checked(source, rank, Plan(method, Options(rank or 1, sites, seed, train_head)), measured, autocast, mode)
+
+
+def checked(
+    source: Source,
+    rank: int | None,
+    plan: Plan,
+    measured: bool = False,
+    autocast: torch.dtype | None = None,
+    mode: str = "saved",
+) -> CheckReport:
+    """`check` of a request; rank None: the model as it stands, unless the plan's method has no rank."""
     if rank is not None and (isinstance(rank, bool) or rank < 1):
         raise FloorplanError(f"rank {rank}: an adapter has a whole rank of 1 or more")
-    s = subject_of(model, inputs, batch=batch, shapes=shapes, weights=weights, allow=allow, trust=trust)
+    s = subject_of(source)
     with in_mode(s.model, mode):
-        plan = Plan(method, Options(rank or 1, sites, seed, train_head))
-        return _checked(s, rank, plan, measured, autocast)
-
-
-def _checked(s: Subject, rank: int | None, plan: Plan, measured: bool, autocast: torch.dtype | None) -> CheckReport:
-    has = adapter_rank(s.model)
-    if (rank is None and method_named(plan.method).ranked) or has is not None:
-        if rank is not None and has != rank:
-            raise FloorplanError(f"{s.name}: adapted at rank {has}, not {rank}; leave --rank out to check it as it is")
-        traced = trace(s.model, s.inputs)
-        return _report(s, traced, s.model, "as-is", has, {}, measured, autocast)
-    traced, log = adapted(s, plan, verified=False)
-    return replace(_report(s, traced, traced.gm, "rewritten", rank, log, measured, autocast), method=plan.method)
+        has = adapter_rank(s.model)
+        if (rank is None and method_named(plan.method).ranked) or has is not None:
+            if rank is not None and has != rank:
+                raise FloorplanError(
+                    f"{s.name}: adapted at rank {has}, not {rank}; leave --rank out to check it as it is"
+                )
+            return replace(_report(s, trace(s.model, s.inputs), s.model, measured, autocast), rank=has)
+        traced, log = adapted(s, plan, verified=False)
+        found = _report(s, traced, traced.gm, measured, autocast)
+        return replace(found, subject="rewritten", rank=rank, log=log, method=plan.method)
 
 
 def _report(
-    s: Subject,
-    traced: Traced,
-    real: nn.Module,
-    subject: str,
-    rank: int | None,
-    log: dict[str, list[Site]],
-    measured: bool,
-    autocast: torch.dtype | None,
+    s: Subject, traced: Traced, real: nn.Module, measured: bool, autocast: torch.dtype | None = None
 ) -> CheckReport:
     found = analyze(traced.gm, s.inputs, opaque=traced.opaque, autocast=autocast, real=real)
-    real_figures = measure(real, s.inputs, autocast=autocast) if measured else None
     return CheckReport(
         name=s.name,
-        subject=subject,
-        rank=rank,
         inputs=tuple(tuple(t.shape) for t in s.inputs if isinstance(t, Tensor)),
         proof=found.proof,
         predicted=found.figures,
-        measured=real_figures,
+        measured=measure(real, s.inputs, autocast=autocast) if measured else None,
         notes=(*s.notes, *traced.notes, *found.notes),
         opaque=traced.opaque,
         lines=traced.lines,
-        log=log,
     )
 
 
@@ -132,10 +130,16 @@ def rewrite(
     Returns a trainable GraphModule in train mode, equal to the source model in eval mode while U = 0,
     and predicted beside measured figures for the model before and after.
     """
-    s = subject_of(model, inputs, batch=batch, shapes=shapes, weights=weights, allow=allow, trust=trust)
-    source = trace(s.model, s.inputs)
-    before = _report(s, source, s.model, "as-is", None, {}, measured, None)
-    chosen, schedule = Plan(method, Options(rank, sites, seed, train_head)), None
+    source = Source(model, inputs, batch, shapes, weights, allow, trust)
+    return rewritten(source, Plan(method, Options(rank, sites, seed, train_head)), plan, measured)
+
+
+def rewritten(
+    source: Source, chosen: Plan, plan: str | Path | Mapping[str, Any] | None = None, measured: bool = True
+) -> Rewritten:
+    """`rewrite` of a request; a plan.json goes before what is chosen here."""
+    s = subject_of(source)
+    before, schedule = _report(s, trace(s.model, s.inputs), s.model, measured), None
     if plan is not None:
         document = read_plan(plan)
         chosen, schedule = Plan.of(options_in(document)), schedule_in(document)
@@ -143,8 +147,8 @@ def rewrite(
     for name in [n for n, _ in (schedule or {}).get("stages", ())]:
         if name not in {n.name for n, _ in crossings(ordered(traced.gm))}:
             raise FloorplanError(f"--plan: {name} is no place to cut {s.name}; the plan is of another model")
-    after = _report(s, traced, traced.gm, "rewritten", chosen.options.rank, log, measured, None)
-    after = replace(after, method=chosen.method)
+    after = _report(s, traced, traced.gm, measured)
+    after = replace(after, subject="rewritten", rank=chosen.options.rank, log=log, method=chosen.method)
     traced.gm.meta["floorplan"] = recorded(chosen, s.inputs) | ({"schedule": schedule} if schedule else {})
     return Rewritten(traced.gm, RewriteReport(before, after, chosen.as_dict()))
 

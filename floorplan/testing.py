@@ -8,7 +8,7 @@ from torch import nn
 from floorplan import api
 from floorplan.ledger.criterion import AT_FLOOR
 from floorplan.ledger.report import shape_text
-from floorplan.text import table
+from floorplan.render import Table, draw
 
 
 def assert_memory_floor(
@@ -27,7 +27,8 @@ def assert_memory_floor(
     report = api.check(model, inputs, rank, sites=sites, shapes=shapes, batch=batch)
     if report.verdict == AT_FLOOR:
         return
-    rows = [[e.node, e.op, e.pillar, shape_text(e), f"{e.nbytes:,}", e.reason, e.fix] for e in report.proof.guilty]
+    rows = [[e.node, e.op, e.pillar, shape_text(e), e.nbytes, e.reason, e.fix] for e in report.proof.guilty]
     header = ["node", "op", "pillar", "shape", "bytes", "why", "what would remove it"]
     notes = "\n".join(f"note: {n}" for n in (*report.notes, *report.proof.assumptions))
-    raise AssertionError(f"{report.name} is {report.verdict}, not AT_FLOOR\n{table(rows, header, right=(4,))}\n{notes}")
+    table = draw(Table("tensors", header, rows, right=(4,)))
+    raise AssertionError(f"{report.name} is {report.verdict}, not AT_FLOOR\n{table}\n{notes}")

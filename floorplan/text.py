@@ -1,11 +1,8 @@
-"""Words: lines cut to size, amounts, tables, versions."""
+"""Words: lines cut to size, amounts, versions."""
 
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import torch
-from tabulate import tabulate
 
 
 def amount(nbytes: float) -> str:
@@ -53,11 +50,3 @@ def versions() -> dict[str, str]:
     except PackageNotFoundError:
         own = "source"
     return {"floorplan": own, "torch": torch.__version__}
-
-
-def table(rows: Sequence[Sequence[Any]], header: Sequence[str], right: Sequence[int] = ()) -> str:
-    """A plain text table; the columns in `right` are numbers."""
-    align = ["right" if i in right else "left" for i in range(len(header))]
-    return str(
-        tabulate(rows, headers=header, tablefmt="simple", colalign=align if rows else None, disable_numparse=True)
-    )

@@ -14,7 +14,7 @@ from floorplan.graph.untouched import undisturbed
 from floorplan.layers.adapter import adapter_rank
 from floorplan.ledger.inputs import filled, resized
 from floorplan.ledger.losses import target_for
-from floorplan.methods.catalogue import Options, Plan, recorded
+from floorplan.methods.catalogue import Plan, recorded
 from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import Subject
 from floorplan.trees import bytes_of_tensors, model_state, tensors_in
@@ -28,8 +28,6 @@ class Setting:
     budget: int
     batch: int | None
     loss: str
-    method: str
-    rest: tuple[str, int, bool]  # sites, seed, train_head
     machines: Machines
     anchors: bool  # whether real steps of two samples set what a call costs
 
@@ -39,27 +37,31 @@ class Model:
     """The model adapted at one rank, and its constants."""
 
     gm: fx.GraphModule
-    rank: int | None
+    plan: Plan  # as asked; its rank is the model's own
     target: Tensor
     net: Net
     state: int  # model and optimizer
     sample: int  # bytes of one sample of the caller's batch
+
+    @property
+    def rank(self) -> int:
+        """Of its adapters."""
+        return self.plan.options.rank
 
     def room(self, budget: int, batch: int) -> int:
         """What is left for the step."""
         return budget - self.state - self.sample * batch
 
 
-def model_at(t: Setting, rank: int) -> Model:
-    """The model adapted at a rank; one that is adapted already stays as it is."""
+def model_at(t: Setting, plan: Plan) -> Model:
+    """The model adapted as planned; one that is adapted already stays as it is."""
     s = t.subject
     has = adapter_rank(s.model)
     if has is not None and isinstance(s.model, fx.GraphModule):
-        gm, own = s.model, has
+        gm, plan = s.model, replace(plan, options=replace(plan.options, rank=has))
     else:
-        options = Plan(t.method, Options(rank, *t.rest))
-        gm, own = adapted(s, options, verified=False)[0].gm, rank
-        gm.meta["floorplan"] = recorded(options, s.inputs)
+        gm = adapted(s, plan, verified=False)[0].gm
+        gm.meta["floorplan"] = recorded(plan, s.inputs)
     target = target_for(gm, s.inputs, t.loss)
     net = Net(gm, s.inputs, target, t.loss, Clock(t.machines))
     net.timed(_step_clock(t, net))
@@ -69,7 +71,7 @@ def model_at(t: Setting, rank: int) -> Model:
     trained = bytes_of_tensors([p for p in state if p.requires_grad])
     one = [resized(v, 1) for v in (*s.inputs, target)]
     sample = sum(bytes_of_tensors([v]) for v in tensors_in(tuple(one)))
-    return Model(gm, own, target, net, bytes_of_tensors(state) + optimizer_state(trained), sample)
+    return Model(gm, plan, target, net, bytes_of_tensors(state) + optimizer_state(trained), sample)
 
 
 STREAM = 16  # hidden channels at a time

@@ -25,10 +25,10 @@ from floorplan.budget.search import schedules, uncut
 from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapter_rank
 from floorplan.ledger.inputs import filled
-from floorplan.ledger.losses import LOSSES, target_for
-from floorplan.methods.catalogue import Options, Plan
+from floorplan.ledger.losses import loss_named, target_for
+from floorplan.methods.catalogue import Options, Plan, plans_of
 from floorplan.methods.rewrite import adapted
-from floorplan.methods.subject import Shapes, subject_of
+from floorplan.methods.subject import Shapes, Source, subject_of
 from floorplan.step.timeline import measure
 from floorplan.trees import model_state
 
@@ -60,30 +60,38 @@ def plan(
     budget: bytes, or "32MB". batch: samples of a step; None: as many as fit. ranks: the largest that fits is taken.
     machines: what this machine does, as budget.machine.by_kind measures it. measured: run the chosen step too.
     """
-    if loss not in LOSSES:
-        raise FloorplanError(f"--loss {loss}: not known; use {', '.join(LOSSES)}")
-    if min(ranks, default=0) < 1 or (batch is not None and batch < 1):
+    plans = plans_of((method,), ranks, Options(sites=sites, seed=seed, train_head=train_head))
+    source = Source(model, inputs, batch, shapes, weights, allow, trust)
+    return planned(source, bytes_of(budget), plans, loss, measured, machines)
+
+
+def planned(
+    source: Source, budget: int, plans: Sequence[Plan], loss: str, measured: bool, machines: Machines | None = None
+) -> PlanReport:
+    """`plan` of a request; the plans differ in their ranks, and the largest that fits is taken."""
+    loss_named(loss)
+    if min((p.options.rank for p in plans), default=0) < 1 or (source.batch is not None and source.batch < 1):
         raise FloorplanError("--batch, --rank: whole numbers of 1 or more")
-    room = bytes_of(budget)
-    s = subject_of(model, inputs, batch=2, shapes=shapes, weights=weights, allow=allow, trust=trust)
+    s = subject_of(replace(source, batch=2))
     device = next((t.device for t in model_state(s.model)), torch.device("cpu"))
     known = by_kind(device, CALIBRATION) if machines is None else machines
-    setting = Setting(s, room, batch, loss, method, (sites, seed, train_head), known, machines is None)
-    found = _first(setting, ranks)
+    setting = Setting(s, budget, source.batch, loss, known, machines is None)
+    found = _first(setting, plans)
     report = _report(setting, *found)
-    if measured:
-        report = _measured(report, setting)
-        plain = not (weights or allow or trust or train_head) and method == "memflora"
-        report = _grown(report, str(model), setting) if isinstance(model, str) and plain else report
-    return report
+    if not measured:
+        return report
+    report, plan = _measured(report, setting), found[0].plan
+    plain = not (source.weights or source.allow or source.trust or plan.options.train_head)
+    grows = isinstance(source.model, str) and plain and plan.method == "memflora"
+    return _grown(report, str(source.model), setting) if grows else report
 
 
-def _first(t: Setting, ranks: Sequence[int]) -> tuple[Model, int, list[Found], Found | None]:
+def _first(t: Setting, plans: Sequence[Plan]) -> tuple[Model, int, list[Found], Found | None]:
     """The largest rank at which something fits, with all schedules and the choice; else the smallest rank."""
     last, refused = None, None
-    for rank in sorted(set(ranks), reverse=True):
+    for plan in sorted(plans, key=lambda p: -p.options.rank):
         try:
-            m = model_at(t, rank)
+            m = model_at(t, plan)
         except FloorplanError as e:  # too high a rank for every conv
             refused = e
             continue
@@ -92,7 +100,7 @@ def _first(t: Setting, ranks: Sequence[int]) -> tuple[Model, int, list[Found], F
             other = _tried(t, narrow)
             least = smallest(other[0], other[1]).peak < smallest(last[0], last[1]).peak
             last = other if other[3] is not None or least else last
-        if last[3] is not None or m.rank != rank:
+        if last[3] is not None or m.plan != plan:
             break
     if last is None:
         raise refused or FloorplanError("--rank: none was given")
@@ -134,11 +142,7 @@ def _report(t: Setting, m: Model, batch: int, found: list[Found], choice: Found 
     clocks = [m.net.time_of, *(r.clock for r in found_under)]
     rows = [_row(m, f, base) for f in _front(found)]
     options = {
-        "method": t.method,
-        "rank": m.rank,
-        "sites": t.rest[0],
-        "seed": t.rest[1],
-        "train_head": t.rest[2],
+        **m.plan.as_dict(),
         "loss": t.loss,
         "input": [list(v.shape[1:]) for v in t.subject.inputs if isinstance(v, Tensor)],
     }
@@ -199,7 +203,7 @@ def _references(t: Setting, m: Model, batch: int) -> tuple[list[Reference], tupl
     for name, gm, rank in (("full fine-tuning", full, None), ("adapted, autograd, whole batch", m.gm, m.rank)):
         if gm is None:
             continue
-        r = reference(gm, t.subject.inputs, t.loss, batch, t.machines, t.anchors, name)
+        r = reference(t, gm, batch, name)
         found.append(r)
         base = r.seconds if gm is full else base
         state, kept = dict(r.timeline.state), max(r.timeline.kept_live, default=0)
@@ -257,8 +261,7 @@ def _grown(report: PlanReport, model: str, t: Setting) -> PlanReport:
         "batch": c.batch,
         "schedule": c.schedule.as_dict(),
         "loss": t.loss,
-        "rank": c.rank or 1,
-        "sites": t.rest[0],
+        "plan": {k: report.options[k] for k in ("method", "rank", "sites", "seed", "train_head")},
         "shapes": shapes,
     }
     try:

@@ -1,12 +1,13 @@
 """Programs that a plan is held against: a graph's step under autograd, in bytes and seconds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx
 
-from floorplan.budget.clock import Clock, Machines, anchored
+from floorplan.budget.clock import Clock, anchored
+from floorplan.budget.model import Setting
 from floorplan.budget.work import Worked, step_work
 from floorplan.graph.untouched import undisturbed
 from floorplan.ledger.inputs import filled, resized
@@ -30,10 +31,9 @@ class Reference:
         return self.work.seconds(self.clock)
 
 
-def reference(
-    gm: fx.GraphModule, inputs: Sequence[Any], loss: str, batch: int, machines: Machines, anchors: bool, name: str
-) -> Reference:
-    """The step of `batch` samples from a fake run; `anchors`: few real steps say how this machine runs it."""
+def reference(t: Setting, gm: fx.GraphModule, batch: int, name: str) -> Reference:
+    """The step of `batch` samples from a fake run; few real steps may say how this machine runs it."""
+    inputs, loss = t.subject.inputs, t.loss
     target, run = target_for(gm, inputs, loss), LOSSES[loss]
 
     def given(n: int) -> tuple[Any, ...]:
@@ -56,5 +56,5 @@ def reference(
     whole = Step(gm, given(batch), resized(target, batch), run)
     line = step_timeline(whole, name=f"{name}, batch {batch}")
     with undisturbed(gm):
-        clock = anchored(machines, work, step) if anchors else Clock(machines)
+        clock = anchored(t.machines, work, step) if t.anchors else Clock(t.machines)
     return Reference(line, work(batch), clock)

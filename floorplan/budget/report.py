@@ -1,11 +1,12 @@
 """The report of `plan`: the schedules of a step side by side, the choice, what stands in the way."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tabulate import tabulate
 from torch import fx
 
+from floorplan.render import Block, Cell, Report, Table
 from floorplan.step.compile import Schedule, Step
 from floorplan.step.plan_file import SCHEMA
 from floorplan.text import versions
@@ -51,7 +52,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class PlanReport:
+class PlanReport(Report):
     """What fits a budget. `str()` is the printed table; exit_code 0 if something fits, 1 if nothing does."""
 
     name: str
@@ -101,16 +102,22 @@ class PlanReport:
             return None
         return {"requested_peak": self.choice.requested_peak - self.measured["requested_peak"]}
 
-    def __str__(self) -> str:
-        rows = [*self.references, *self.pareto]
-        lines = [f"{self.name}: a training step within {self.budget:,} bytes", "", _table(rows, self.choice), ""]
-        lines.append("bytes; kept: waits for the backward; total: peak + model + optimizer (Adam) + the caller's batch")
+    @property
+    def title(self) -> str:
+        """The heading of the Markdown."""
+        return f"{self.name}, planned"
+
+    def parts(self) -> Iterator[str | Table]:
+        """The schedules, smaller batches, the choice or what stands in its way."""
+        yield from (f"{self.name}: a training step within {self.budget:,} bytes", "")
+        yield _table("schedules", [*self.references, *self.pareto], self.choice)
+        yield "bytes; kept: waits for the backward; total: peak + model + optimizer (Adam) + the caller's batch"
         if self.time_model:
-            lines.append(f"time: predicted, full fine-tuning of the same batch = 1.00; {self.time_model}")
-        if self.batches:
-            lines += ["", "smaller batches, each with its fastest schedule that fits", _table(self.batches, None)]
-        lines += ["", *self._chosen()]
-        return "\n".join([*lines, *(f"note: {n}" for n in self.notes)])
+            yield f"time: predicted, full fine-tuning of the same batch = 1.00; {self.time_model}"
+        yield ""
+        yield _table("batches", self.batches, None, "smaller batches, each with its fastest schedule that fits")
+        yield Block("\n".join(self._chosen()))
+        yield from (f"note: {n}" for n in self.notes)
 
     def _chosen(self) -> list[str]:
         c = self.choice
@@ -132,22 +139,16 @@ class PlanReport:
         return lines + ([f"  {self.obstacle}"] if self.obstacle else [])
 
 
-def _table(rows: Any, choice: Row | None) -> str:
+def _table(name: str, rows: Sequence[Row], choice: Row | None, title: str = "") -> Table:
     header = ["schedule", "batch", "requested peak", "kept", "total", "time", "MMACs"]
-    body = []
-    for r in rows:
-        chosen = choice is not None and r.schedule is not None and r.schedule == choice.schedule
-        time = "-" if r.time_ratio is None else f"{r.time_ratio:.2f}"
-        body.append(
-            [
-                ("> " if chosen else "  ") + r.program,
-                r.batch,
-                f"{r.requested_peak:,}",
-                f"{r.kept:,}",
-                f"{r.total:,}",
-                time,
-                f"{r.macs / 1e6:,.0f}",
-            ]
-        )
-    align = ["left", *["right"] * 6]
-    return str(tabulate(body, headers=header, tablefmt="simple", colalign=align, disable_numparse=True))
+    header += ["rank", "state", "batch bytes", "chosen"]
+    return Table(name, header, [_cells(r, choice) for r in rows], range(1, 7), title, columns=7)
+
+
+def _cells(r: Row, choice: Row | None) -> list[Any]:
+    chosen = choice is not None and r.schedule is not None and r.schedule == choice.schedule
+    time = None if r.time_ratio is None else Cell(r.time_ratio, f"{r.time_ratio:.2f}")
+    macs = Cell(r.macs / 1e6, f"{r.macs / 1e6:,.0f}")
+    schedule = Cell(r.program, "> " + r.program if chosen else r.program)
+    printed = [schedule, Cell(r.batch, str(r.batch)), r.requested_peak, r.kept, r.total, time, macs]
+    return [*printed, r.rank, r.state, r.given, int(chosen)]

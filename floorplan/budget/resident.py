@@ -29,9 +29,9 @@ from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapter_rank
 from floorplan.layers.bits import as_layout
 from floorplan.ledger.losses import target_for
-from floorplan.methods.catalogue import Options, Plan
+from floorplan.methods.catalogue import Plan
 from floorplan.methods.rewrite import adapted
-from floorplan.methods.subject import subject_of
+from floorplan.methods.subject import Source, subject_of
 from floorplan.step.compile import compile_step
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -116,19 +116,18 @@ def compiled_step(
     batch: int,
     schedule: Mapping[str, Any] | None = None,
     loss: str = "cross_entropy",
-    rank: int = 2,
-    sites: str = "auto",
+    plan: Mapping[str, Any] | None = None,
     shapes: Sequence[Sequence[int]] | None = None,
 ) -> Step:
     """The step that compile_step makes by a schedule (`Schedule.as_dict()`), on random inputs in its own layout.
 
-    model: a file or factory, adapted here with MemFLoRA unless it already is.
+    model: a file or factory, adapted here unless it already is. plan: by what (`Plan.as_dict()`); None: MemFLoRA.
     shapes: of one sample, once for each input, where the model does not tell.
     """
-    s = subject_of(model, batch=batch, shapes=shapes)
+    s = subject_of(Source(model, None, batch, shapes))
     gm: Any = s.model
     if adapter_rank(gm) is None:
-        gm = adapted(s, Plan("memflora", Options(rank, sites)), verified=False)[0].gm
+        gm = adapted(s, Plan.of(plan or {"method": "memflora"}), verified=False)[0].gm
     compiled = compile_step(gm, loss, s.inputs, plan=dict(schedule or {}))
     images = [isinstance(t, torch.Tensor) and t.dim() == 4 for t in s.inputs]
     inputs = [as_layout(t, compiled.layout) if k else t for t, k in zip(s.inputs, images, strict=True)]

@@ -1,10 +1,13 @@
 """Options that several commands share, and how they are read."""
 
+import functools
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -12,34 +15,129 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from floorplan.errors import FloorplanError
-from floorplan.files import write_text
-from floorplan.methods.catalogue import METHODS
+from floorplan.files import ensure_writable, write_text
+from floorplan.methods.catalogue import METHODS, Options, Plan
+from floorplan.methods.subject import Source
+from floorplan.render import FORMS, Report
 
 Model = Annotated[
     str, typer.Argument(help="A .pt file of torch.save(model), pkg.mod:factory, file.py:factory, or an adapted.pt.")
 ]
-Method = Annotated[str, typer.Option(help="How to adapt: " + ", ".join(METHODS) + ".", show_default=True)]
+Input = Annotated[list[str] | None, typer.Option("--input", help="Shape of one sample, C,H,W; once for each input.")]
+Sites = Annotated[str, typer.Option(help="auto, all, pointwise, or globs over conv names (comma-separated).")]
 Rank = Annotated[int | None, typer.Option(help="Judge the model as `rewrite` would adapt it at this rank.", min=1)]
 RankSet = Annotated[int, typer.Option(help="Rank of the adapters.", min=1)]
-Sites = Annotated[str, typer.Option(help="auto, all, pointwise, or globs over conv names (comma-separated).")]
-Seed = Annotated[int, typer.Option(help="Seed of the frozen projections.")]
-Head = Annotated[bool, typer.Option("--train-head", help="Keep the last Linear layer trainable.")]
 Batch = Annotated[int | None, typer.Option(help="Batch size of the byte figures.", min=1)]
-Input = Annotated[list[str] | None, typer.Option("--input", help="Shape of one sample, C,H,W; once for each input.")]
+Loss = Annotated[str, typer.Option(help="cross_entropy, mse or sum.")]
+Measure = Annotated[bool, typer.Option("--measure", help="Run the model too: predicted, measured, difference.")]
+Out = Annotated[str, typer.Option("-o", "--output", help="The adapted model (data, not code).")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing outputs.")]
 Weights = Annotated[str | None, typer.Option(help="A state_dict to load into the factory's model.")]
 Allow = Annotated[list[str] | None, typer.Option(help="Admit nn.Module classes of this installed package from a file.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Unpickle the file as it is: THIS RUNS ANY CODE IN IT.")]
-Measure = Annotated[bool, typer.Option("--measure", help="Run the model too: predicted, measured, difference.")]
-Out = Annotated[str, typer.Option("-o", "--output", help="The adapted model (data, not code).")]
-FromPlan = Annotated[
-    str | None, typer.Option("--plan", help="A plan.json: its rank, sites, method and seed, and its schedule.")
-]
-Node = Annotated[str, typer.Argument(help="A node or module name, such as layer3.2.conv2.")]
-Config = Annotated[Path, typer.Argument(help="A pyproject.toml with [[tool.floorplan.gate]] entries.")]
-Sarif = Annotated[str | None, typer.Option("--sarif", help="Write the guilty tensors as SARIF 2.1.0 ('-': to stdout).")]
-Json = Annotated[
-    str | None, typer.Option("--json", help="Write the whole report as JSON ('-': to stdout, instead of the table).")
-]
+
+
+@dataclass(frozen=True)
+class From:
+    """The model, the shape of its input, and how a file of it is loaded."""
+
+    model: Model
+    input: Input = None
+    weights: Weights = None
+    allow: Allow = None
+    trust: Trust = False
+
+    def source(self, batch: int | None = None) -> Source:
+        """As a request."""
+        return Source(self.model, None, batch, shapes_of(self.input), self.weights, self.allow or (), self.trust)
+
+
+@dataclass(frozen=True)
+class Where:
+    """What is adapted."""
+
+    sites: Sites = "auto"
+    seed: Annotated[int, typer.Option(help="Seed of the frozen projections.")] = 0
+    train_head: Annotated[bool, typer.Option("--train-head", help="Keep the last Linear layer trainable.")] = False
+
+    def options(self, rank: int = 2) -> Options:
+        """At a rank."""
+        return Options(rank, self.sites, self.seed, self.train_head)
+
+
+@dataclass(frozen=True)
+class How(Where):
+    """What is adapted, and by which method."""
+
+    method: Annotated[str, typer.Option(help="How to adapt: " + ", ".join(METHODS) + ".")] = "memflora"
+
+    def plan(self, rank: int) -> Plan:
+        """At a rank."""
+        return Plan(self.method, self.options(rank))
+
+
+def _option(form: str) -> inspect.Parameter:
+    option = typer.Option(f"--{form}", help=f"Write {FORMS[form].what} ('-': to stdout, instead of the table).")
+    annotation = Annotated[str | None, option]
+    return inspect.Parameter(form, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+class Outputs:
+    """Where a report goes, an option for each form of it; '-' is stdout, in place of the table."""
+
+    __signature__ = inspect.Signature([_option(name) for name in FORMS if name != "text"])
+
+    def __init__(self, **paths: str | None) -> None:
+        self.documents: list[tuple[str, Callable[[Any], str]]] = []
+        for name, path in paths.items():
+            self.add(path, FORMS[name].of)
+
+    def add(self, path: str | Path | None, form: Callable[[Any], str]) -> None:
+        """One more document of the report."""
+        if path:
+            self.documents.append((str(path), form))
+
+    def ready(self, *taken: str, files: Sequence[str | None] = ()) -> None:
+        """FloorplanError before anything runs unless every file can be written, once, and not over what is taken."""
+        seen = {Path(name.rpartition(":")[0] or name).resolve() for name in taken}
+        for path in (*filter(None, files), *(path for path, _ in self.documents if path != "-")):
+            if path == "-":
+                raise FloorplanError("-: only a report can go to stdout; name a file")
+            target = ensure_writable(path, force=True).resolve()
+            if target in seen:
+                raise FloorplanError(f"{path}: is the model or another output; name a file of its own")
+            seen.add(target)
+
+    def write(self, report: Report) -> bool:
+        """Every document; the printed report too unless one went to stdout. Whether it was printed."""
+        for path, form in self.documents:
+            text = form(report)
+            if path == "-":
+                print(text, end="" if text.endswith("\n") else "\n")
+            else:
+                write_text(path, text)
+        printed = all(path != "-" for path, _ in self.documents)
+        if printed:
+            print(report)
+        return printed
+
+
+def spelled_out(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes groups of options, its signature the options one by one, as typer reads it."""
+    own = inspect.signature(command).parameters
+    groups = {name: p.annotation for name, p in own.items() if inspect.isclass(p.annotation)}
+    options = {name: inspect.signature(group).parameters for name, group in groups.items()}
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        made = {name: group(**{k: given.pop(k) for k in options[name]}) for name, group in groups.items()}
+        command(**made, **given)
+
+    flat = [q for name, p in own.items() for q in options.get(name, {name: p}).values()]
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [q.replace(kind=inspect.Parameter.KEYWORD_ONLY) for q in flat]
+    )
+    return run
 
 
 def shapes_of(inputs: list[str] | None) -> list[tuple[int, ...]] | None:
@@ -74,24 +172,11 @@ def busy(what: str) -> Iterator[None]:
 
 def dtype_of(name: str | None) -> torch.dtype | None:
     """--autocast bf16 or fp16."""
-    known = {
-        None: None,
-        "bf16": torch.bfloat16,
-        "bfloat16": torch.bfloat16,
-        "fp16": torch.float16,
-        "float16": torch.float16,
-    }
+    bf16, fp16 = torch.bfloat16, torch.float16
+    known = {None: None, "bf16": bf16, "bfloat16": bf16, "fp16": fp16, "float16": fp16}
     if name not in known:
         raise FloorplanError(f"--autocast {name}: not known; use bf16 or fp16")
     return known[name]
-
-
-def put(path: str, document: str) -> None:
-    """A document to a file, or to stdout in place of the table if the path is '-'."""
-    if path == "-":
-        print(document)
-    else:
-        write_text(path, document)
 
 
 def names(text: str) -> list[str]:

@@ -50,12 +50,20 @@ COUNTED: dict[Loss, tuple[Loss, Callable[[Any], float]]] = {cross_entropy: (tota
 LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "mse": mse, "sum": total_of}
 
 
+def loss_named(name: str) -> Loss:
+    """The loss of that name; FloorplanError lists them all."""
+    if name not in LOSSES:
+        raise FloorplanError(f"--loss {name}: not known; use {', '.join(LOSSES)}")
+    return LOSSES[name]
+
+
 def target_for(gm: nn.Module, inputs: Sequence[Any], loss: str) -> Tensor:
     """A target that fits the model's first output; FloorplanError where the loss does not."""
+    loss_named(loss)
     fakes = concrete_fakes(gm, inputs)
     out = next(tensors_in(fakes.forward()), None)
-    if loss not in LOSSES or out is None:
-        raise FloorplanError(f"--loss {loss}: not known; use {', '.join(LOSSES)}")
+    if out is None:
+        raise FloorplanError(f"--loss {loss}: the model returns no tensor; return one that the loss can take")
     device = next((t.device for t in tensors_in(tuple(inputs))), torch.device("cpu"))
     if loss != "cross_entropy":
         return torch.zeros(out.shape, dtype=out.dtype, device=device)

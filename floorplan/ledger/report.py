@@ -1,14 +1,15 @@
 """Reports: one object a command returns, printed as tables and written as JSON, Markdown or SARIF."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from floorplan.graph.driver import Site
 from floorplan.ledger.criterion import AT_FLOOR, UNPROVEN, Entry, Proof
 from floorplan.ledger.figures import Figures
 from floorplan.ledger.pillars import PILLARS, WHY
-from floorplan.text import table, versions
+from floorplan.render import Cell, Report, Table, difference, nbytes
+from floorplan.text import versions
 
 LABELS = {
     "saved": "saved (distinct storages)",
@@ -24,12 +25,10 @@ TOP = 12  # rows of the tensor table that are printed; the JSON has all
 
 
 @dataclass(frozen=True)
-class CheckReport:
+class CheckReport(Report):
     """What `check` found. `str()` is the printed table, `as_json()` the versioned document."""
 
     name: str
-    subject: str  # "as-is" or "rewritten"
-    rank: int | None
     inputs: tuple[tuple[int, ...], ...]
     proof: Proof
     predicted: Figures
@@ -37,7 +36,9 @@ class CheckReport:
     notes: tuple[str, ...]
     opaque: dict[str, str]
     lines: dict[str, str]
-    log: dict[str, list[Site]]
+    subject: str = "as-is"  # or "rewritten", by the log's passes
+    rank: int | None = None
+    log: dict[str, list[Site]] = field(default_factory=dict)
     method: str | None = None
 
     @property
@@ -73,10 +74,7 @@ class CheckReport:
     @property
     def difference(self) -> dict[str, int] | None:
         """Predicted less measured, each figure."""
-        if self.measured is None:
-            return None
-        real = self.measured.as_dict()
-        return {k: v - real[k] for k, v in self.predicted.as_dict().items()}
+        return difference(self.predicted, self.measured)
 
     @property
     def refused(self) -> list[tuple[str, Site]]:
@@ -115,29 +113,29 @@ class CheckReport:
         once = {e.storage: e.expr for e in reversed(self.proof.kept)}
         return _sum(list(once.values())[::-1])
 
-    def __str__(self) -> str:
-        return "\n".join(_check_lines(self))
+    @property
+    def title(self) -> str:
+        """The heading of the Markdown."""
+        return f"{self.name}, checked"
+
+    def parts(self) -> Iterator[str | Table]:
+        """Figures, pillars and guilty tensors, and the verdict with what it rests on."""
+        what = "as it stands" if self.subject == "as-is" else f"as `rewrite --rank {self.rank}` would adapt it"
+        yield from (f"{self.name} ({what}), input {', '.join(str(list(i)) for i in self.inputs)}", "")
+        yield from (_figures(self), _pillars(self), _guilty(self))
+        yield from _legend(self)
+        yield from (f"note: {n}" for n in dict.fromkeys(self.notes))
+        assumed = self.proof.assumptions
+        yield from (f"assumes: {a}" for a in assumed[:8])
+        if len(assumed) > 8:
+            yield f"assumes: … and {len(assumed) - 8} more (--json has all)"
+        yield f"verdict: {self.verdict}{_verdict_words(self)}"
 
 
 def entry_json(e: Entry) -> dict[str, Any]:
     """One tensor of the JSON."""
-    names = (
-        "node",
-        "op",
-        "module",
-        "pillar",
-        "owner",
-        "dtype",
-        "bits_per_element",
-        "storage",
-        "expr",
-        "verdict",
-        "reason",
-        "fix",
-        "hidden",
-        "tensor_bytes",
-    )
-    row = {n: getattr(e, n) for n in names}
+    names = "node op module pillar owner dtype bits_per_element storage expr verdict reason fix hidden tensor_bytes"
+    row = {n: getattr(e, n) for n in names.split()}
     return {**row, "shape": list(e.shape), "bytes": e.nbytes, "width_symbols": list(e.width_symbols)}
 
 
@@ -152,40 +150,36 @@ def _sum(terms: Sequence[str]) -> str:
     return " + ".join(f"{n}*({t})" if n > 1 else t for t, n in counts.items()) or "0"
 
 
-def figure_rows(predicted: Figures, measured: Figures | None) -> list[list[str]]:
+def _figures(r: CheckReport) -> Table:
     """One row a figure: predicted, measured, difference."""
-    rows = []
-    real = measured.as_dict() if measured else {}
-    for k, v in predicted.as_dict().items():
-        unit = "" if k == "trainable_parameters" else " B"
-        row = [LABELS[k], f"{v:,}{unit}"]
-        if measured:
-            row += [f"{real[k]:,}{unit}", f"{v - real[k]:,}"]
-        rows.append(row)
-    return rows
+    real, rows = r.measured.as_dict() if r.measured else {}, []
+    for k, v in r.predicted.as_dict().items():
+        shown: Any = int if k == "trainable_parameters" else nbytes
+        rows.append([LABELS[k], shown(v), *([shown(real[k]), v - real[k]] if real else [])])
+    return Table("figures", ["figure", "predicted", *(["measured", "difference"] if real else [])], rows, (1, 2, 3))
 
 
-def _check_lines(r: CheckReport) -> list[str]:
-    what = "as it stands" if r.subject == "as-is" else f"as `rewrite --rank {r.rank}` would adapt it"
-    shapes = ", ".join(str(list(i)) for i in r.inputs)
-    lines = [f"{r.name} ({what}), input {shapes}", ""]
-    header = ["figure", "predicted"] + (["measured", "difference"] if r.measured else [])
-    lines += [table(figure_rows(r.predicted, r.measured), header, right=(1, 2, 3)), ""]
-    pillars = [[p, v["tensors"], f"{v['bytes']:,} B", WHY[p]] for p, v in r.pillars.items()]
-    if pillars:
-        lines += [table(pillars, ["pillar", "storages", "kept", "why"], right=(1, 2)), ""]
-    guilty = r.proof.guilty
-    if guilty:
-        rows = [[e.node, e.op, e.pillar, shape_text(e), f"{e.nbytes:,} B", e.reason] for e in guilty[:TOP]]
-        lines += [table(rows, ["guilty node", "op", "pillar", "shape", "bytes", "reason"], right=(4,))]
-        lines += [f"… and {len(guilty) - TOP} more (--json has all)"] if len(guilty) > TOP else []
-        lines += [""]
-    lines += _legend(r)
-    lines += [f"note: {n}" for n in dict.fromkeys(r.notes)]
-    lines += [f"assumes: {a}" for a in r.proof.assumptions[:8]]
-    if len(r.proof.assumptions) > 8:
-        lines += [f"assumes: … and {len(r.proof.assumptions) - 8} more (--json has all)"]
-    return [*lines, f"verdict: {r.verdict}{_verdict_words(r)}"]
+def _pillars(r: CheckReport) -> Table:
+    rows = [[p, Cell(v["tensors"], str(v["tensors"])), nbytes(v["bytes"]), WHY[p]] for p, v in r.pillars.items()]
+    return Table("pillars", ["pillar", "storages", "kept", "why"], rows, right=(1, 2))
+
+
+def tensor_table(entries: Sequence[Entry], shown: int, foot: str = "") -> Table:
+    """One row a tensor; the first so many are printed, their last columns are not."""
+    more = ("module", "owner", "dtype", "bits_per_element", "storage", "expr", "verdict", "fix")
+    rows = [
+        [e.node, e.op, e.pillar, shape_text(e), nbytes(e.nbytes), e.reason, *(getattr(e, n) for n in more)]
+        for e in entries
+    ]
+    header = [Cell("node", "guilty node"), "op", "pillar", "shape", "bytes", "reason", *more]
+    return Table("tensors", header, rows, (4,), foot=foot, shown=shown, columns=6)
+
+
+def _guilty(r: CheckReport) -> Table:
+    """The guilty, of which few are printed; a CSV has all tensors, the guilty first."""
+    count = len(r.proof.guilty)
+    foot = f"… and {count - TOP} more (--json has all)" if count > TOP else ""
+    return tensor_table(sorted(r.tensors, key=lambda e: e.verdict in ("floor", "apart")), min(count, TOP), foot)
 
 
 def _verdict_words(r: CheckReport) -> str:

@@ -4,8 +4,8 @@ A method is a pipeline of passes over the traced source; nothing else sets it ap
 sources stand in the files that hold the layers (fused, paper_site, factor, reparam, lite, branch).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -48,6 +48,12 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as it stands in reports and adapted files."""
         return {"method": self.method, **asdict(self.options)}
+
+
+def plans_of(methods: Iterable[str], ranks: Sequence[int], options: Options) -> list[Plan]:
+    """Each method at each rank, once; what has no rank is there once."""
+    chosen, every = [method(n) for n in dict.fromkeys(methods)], list(dict.fromkeys(ranks))
+    return [Plan(m.name, replace(options, rank=r)) for m in chosen for r in (every if m.ranked else every[:1])]
 
 
 def recorded(plan: Plan, inputs: Sequence[Any]) -> dict[str, Any]:

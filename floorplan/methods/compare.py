@@ -1,25 +1,24 @@
 """`floorplan compare`: what every method keeps, holds and multiplies in one step, side by side."""
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tabulate import tabulate
 from torch import fx, nn
 
 from floorplan.cost_models import paper_macs as formulas
 from floorplan.errors import FloorplanError
 from floorplan.ledger.inputs import filled
-from floorplan.ledger.losses import LOSSES, target_for
+from floorplan.ledger.losses import LOSSES, loss_named, target_for
 from floorplan.ledger.macs import layers_of, merges_of, own_macs
 from floorplan.ledger.run import Step
 from floorplan.ledger.step_figures import StepFigures, step_figures
-from floorplan.methods.catalogue import METHODS, Method, Options, Plan, method
+from floorplan.methods.catalogue import METHODS, Options, Plan, method, plans_of
 from floorplan.methods.rewrite import adapted
-from floorplan.methods.subject import Shapes, Subject, subject_of
+from floorplan.methods.subject import Shapes, Source, Subject, subject_of
+from floorplan.render import Report, Table, difference
 from floorplan.text import describe, versions
+from floorplan.trees import bytes_of_tensors
 
 COLUMNS = {
     "saved": "saved",
@@ -48,14 +47,17 @@ class Row:
     @property
     def difference(self) -> dict[str, int] | None:
         """Predicted less measured."""
-        if self.predicted is None or self.measured is None:
-            return None
-        real = self.measured.as_dict()
-        return {k: v - real[k] for k, v in self.predicted.as_dict().items()}
+        return difference(self.predicted, self.measured)
+
+    def cells(self) -> list[Any]:
+        """The row of the table; the last cell is the largest difference."""
+        found = self.predicted.as_dict() if self.predicted else {}
+        own, far = sum((self.macs or {}).values()), max((self.difference or {}).values(), key=abs, default=None)
+        return [self.method, self.rank, self.batch, *(found[k] for k in COLUMNS), self.macs_paper, own, far]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Report):
     """All rows; `str()` is the printed table."""
 
     name: str
@@ -69,48 +71,22 @@ class Comparison:
         head = {"schema": "floorplan.compare/1", "model": self.name, "loss": self.loss}
         return {**head, "versions": versions(), "notes": list(self.notes), "rows": rows}
 
-    def table(self) -> tuple[list[str], list[list[Any]]]:
-        """Header and rows of plain values."""
-        header = ["method", "rank", "batch", *COLUMNS.values(), "MACs (paper)", "MACs (own)"]
+    @property
+    def title(self) -> str:
+        """The heading of the Markdown."""
+        return f"{self.name}: methods compared"
+
+    def parts(self) -> Iterator[str | Table]:
+        """The table, what its figures are, and what was not run."""
         some = any(r.measured for r in self.rows)
+        header = ["method", "rank", "batch", *COLUMNS.values(), "MACs (paper)", "MACs (own)"]
         header += ["predicted - measured"] if some else []
-        out = []
-        for r in self.rows:
-            if r.predicted is None:
-                continue
-            own = sum((r.macs or {}).values())
-            p = r.predicted.as_dict()
-            cells = [r.method, r.rank or "-", r.batch, *(p[k] for k in COLUMNS), r.macs_paper, own]
-            out.append(cells + ([_largest(r.difference)] if some else []))
-        return header, out
-
-    def csv(self) -> str:
-        """The same table as comma-separated values."""
-        buffer = io.StringIO()
-        header, rows = self.table()
-        csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
-        return buffer.getvalue()
-
-    def markdown(self) -> str:
-        """The same table as Markdown."""
-        return f"# {self.name}: methods compared\n\n" + "\n".join(self._lines("github")) + "\n"
-
-    def __str__(self) -> str:
-        return "\n".join(self._lines("simple"))
-
-    def _lines(self, style: str) -> list[str]:
-        header, rows = self.table()
-        text = [[f"{c:,}" if isinstance(c, int) else c for c in r] for r in rows]
-        align = ["left", *["right"] * (len(header) - 1)]
-        lines = [tabulate(text, headers=header, tablefmt=style, colalign=align, disable_numparse=True)]
-        lines += ["", f"bytes; one step, loss {self.loss}; multiply-adds of one step"]
+        rows = [r.cells()[: len(header)] for r in self.rows if r.predicted]
+        yield Table("methods", header, rows, range(1, len(header)))
+        yield f"bytes; one step, loss {self.loss}; multiply-adds of one step"
         once = {(r.method, r.rank): r.refused for r in self.rows if r.refused}
-        lines += [f"not run: {m}{f' at rank {k}' if k else ''}: {why}" for (m, k), why in once.items()]
-        return lines + [f"note: {n}" for n in self.notes]
-
-
-def _largest(difference: dict[str, int] | None) -> int | str:
-    return "-" if difference is None else max(difference.values(), key=abs)
+        yield from (f"not run: {m}{f' at rank {k}' if k else ''}: {why}" for (m, k), why in once.items())
+        yield from (f"note: {n}" for n in self.notes)
 
 
 def compare(
@@ -134,61 +110,51 @@ def compare(
 
     The model is not changed. Methods that the model has no place for are listed with the reason.
     """
-    if loss not in LOSSES:
-        raise FloorplanError(f"--loss {loss}: not known; use {', '.join(LOSSES)}")
-    if (least := min((*batches, *ranks), default=0)) < 1:
+    source = Source(model, inputs, None, shapes, weights, allow, trust)
+    plans = plans_of(methods, ranks, Options(sites=sites, seed=seed, train_head=train_head))
+    return compared(source, plans, batches, loss, measured)
+
+
+def compared(source: Source, plans: Sequence[Plan], batches: Sequence[int], loss: str, measured: bool) -> Comparison:
+    """`compare` of a request: a row for each plan and batch."""
+    loss_named(loss)
+    if not plans or not batches:
+        raise FloorplanError("--methods, --rank, --batch: none is named; `floorplan compare --help` lists them")
+    if (least := min([*batches, *(p.options.rank for p in plans)])) < 1:
         raise FloorplanError(f"--batch, --rank: {least} is not a positive number")
-    ranks, batches = list(dict.fromkeys(ranks)), list(dict.fromkeys(batches))
-    chosen = [method(n) for n in dict.fromkeys(methods)]
-    if not chosen:
-        raise FloorplanError("--methods: none is named; `floorplan compare --help` lists them")
-    s = subject_of(model, inputs, batch=2, shapes=shapes, weights=weights, allow=allow, trust=trust)
-    rows = [row for m in chosen for row in _of(s, m, ranks, batches, loss, (sites, seed, train_head), measured)]
+    s = subject_of(replace(source, batch=2))
+    rows = [row for p in plans for row in _of(s, p, list(dict.fromkeys(batches)), loss, measured)]
     if not any(r.predicted for r in rows):
         raise FloorplanError(f"{s.name}: no method could be run: {rows[0].refused}")
     return Comparison(s.name, loss, tuple(rows), s.notes)
 
 
-def _of(
-    s: Subject,
-    m: Method,
-    ranks: Sequence[int],
-    batches: Sequence[int],
-    loss: str,
-    rest: tuple[str, int, bool],
-    measured: bool,
-) -> Iterator[Row]:
-    for rank in ranks if m.ranked else ranks[:1]:
-        shown = rank if m.ranked else None
+def _of(s: Subject, plan: Plan, batches: Sequence[int], loss: str, measured: bool) -> Iterator[Row]:
+    m = method(plan.method)
+    rows = [Row(m.name, plan.options.rank if m.ranked else None, b) for b in batches]
+    try:
+        traced, _ = adapted(s, plan, verified=False)
+    except FloorplanError as e:
+        yield from (replace(row, refused=str(e)) for row in rows)
+        return
+    gm = traced.gm.train(m.name != "zero-shot")
+    for row in rows:
         try:
-            traced, _ = adapted(s, Plan(m.name, Options(rank, *rest)), verified=False)
-        except FloorplanError as e:
-            yield from (Row(m.name, shown, b, refused=str(e)) for b in batches)
-            continue
-        gm = traced.gm.train(m.name != "zero-shot")
-        for b in batches:
-            try:
-                yield _row(gm, s.inputs, m, shown, b, loss, measured)
-            except Exception as e:  # one method that this batch does not suit must not cost the others
-                yield Row(m.name, shown, b, refused=f"at batch {b}: {describe(e)}")
+            yield _figures(row, gm, s.inputs, loss, measured)
+        except Exception as e:  # one method that this batch does not suit must not cost the others
+            yield replace(row, refused=f"at batch {row.batch}: {describe(e)}")
 
 
-def _row(
-    gm: fx.GraphModule, like: Sequence[Any], m: Method, rank: int | None, batch: int, loss: str, measured: bool
-) -> Row:
-    inputs = filled(like, batch)
-    step = Step(gm, inputs, target_for(gm, inputs, loss), LOSSES[loss], replays=m.replays)
-    state = {id(t): t.numel() * t.element_size() for t in [*gm.parameters(), *gm.buffers()]}
-    layers = layers_of(gm, inputs)
-    return Row(
-        m.name,
-        rank,
-        batch,
-        step_figures(step),
-        step_figures(step, fake=False) if measured else None,
-        sum(state.values()),
-        formulas.step(layers, batch, merges_of(gm), m.replays),
-        own_macs(step),
+def _figures(row: Row, gm: fx.GraphModule, like: Sequence[Any], loss: str, measured: bool) -> Row:
+    inputs, replays = filled(like, row.batch), method(row.method).replays
+    step = Step(gm, inputs, target_for(gm, inputs, loss), LOSSES[loss], replays=replays)
+    return replace(
+        row,
+        predicted=step_figures(step),
+        measured=step_figures(step, fake=False) if measured else None,
+        model=bytes_of_tensors([*gm.parameters(), *gm.buffers()]),
+        macs_paper=formulas.step(layers_of(gm, inputs), row.batch, merges_of(gm), replays),
+        macs=own_macs(step),
     )
 
 

@@ -17,31 +17,19 @@ from floorplan.layers.adapter import adapters
 from floorplan.ledger.inputs import smaller_inputs
 from floorplan.methods.merge import difference, merge_verified, refuse_unmergeable
 from floorplan.methods.merge_state import delta_state
-from floorplan.methods.subject import read_adapted, subject_of
+from floorplan.methods.subject import Source, loaded, read_adapted, subject_of
 from floorplan.methods.verify import double_copy, runs_in_double, same_outputs, to_double
 from floorplan.store.artifact import save_artifact
-from floorplan.store.load import load_model
 from floorplan.text import first_line
 
 
-def merge_file(
-    adapted: str,
-    output: str | Path,
-    *,
-    into: str | None = None,
-    weights: str | None = None,
-    allow: Sequence[str] = (),
-    trust: bool = False,
-    force: bool = False,
-) -> str:
+def merge_file(adapted: str, output: str | Path, into: Source | None = None, force: bool = False) -> str:
     """Merge the file `adapted` into `output`; returns the line that says so.
 
-    into: a model (file or factory, with `weights`) whose state_dict is written instead of a graph.
+    into: a model (file or factory, with its weights) whose state_dict is written instead of a graph.
     """
     target = ensure_writable(output, force)
-    if into is None and (weights is not None or allow or trust):
-        raise FloorplanError("merge: --weights, --allow and --trust belong to --into MODEL; name it")
-    subject = subject_of(adapted, batch=2)
+    subject = subject_of(Source(adapted, batch=2))
     refuse_unmergeable(subject.model)
     gm = cast(fx.GraphModule, subject.model)
     inputs = smaller_inputs(gm, subject.inputs)
@@ -49,9 +37,8 @@ def merge_file(
         if into is None:
             far = _write_graph(gm, inputs, draft)
         else:
-            source = load_model(into, weights=weights, allow=allow, trust=trust).module
-            far = _write_state(gm, source, inputs, draft)
-    what = f" into a state_dict of {into}" if into else ""
+            far = _write_state(gm, loaded(into).module, inputs, draft)
+    what = f" into a state_dict of {into.model}" if into else ""
     return f"wrote {target}: {len(adapters(gm))} convs merged{what}, largest relative difference {far}"
 
 

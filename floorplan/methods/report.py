@@ -1,19 +1,18 @@
 """The report of `rewrite`: the model before and after, predicted and measured, and what was refused."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from tabulate import tabulate
 
 from floorplan.graph.driver import Site
 from floorplan.ledger.pillars import PILLARS
 from floorplan.ledger.report import LABELS, CheckReport, shape_text
+from floorplan.render import Cell, Report, Table
 from floorplan.text import versions
 
 
 @dataclass(frozen=True)
-class RewriteReport:
+class RewriteReport(Report):
     """The model before and after, what was refused, and what it cost."""
 
     before: CheckReport
@@ -31,54 +30,36 @@ class RewriteReport:
             "refused": [{"pass": p, "node": s.node, "reason": s.refused} for p, s in self.after.refused],
         }
 
-    def __str__(self) -> str:
-        return "\n".join(self._lines("simple"))
+    @property
+    def title(self) -> str:
+        """The heading of the Markdown."""
+        return f"{self.before.name}, adapted"
 
-    def markdown(self) -> str:
-        """The same report as Markdown."""
-        return "\n".join([f"# {self.before.name}, adapted", "", *self._lines("github"), ""])
-
-    def _lines(self, style: str) -> list[str]:
+    def parts(self) -> Iterator[str | Table]:
+        """Figures and pillars on both sides, what was left alone, and what is above the floor still."""
         b, a = self.before, self.after
-        rows = []
-        for k, v in b.predicted.as_dict().items():
-            w = a.predicted.as_dict()[k]
-            row = [LABELS[k], f"{v:,}", _real(b, k), f"{w:,}", _real(a, k), f"{w / v:.4f}" if v else "-"]
-            rows.append(row)
-        header = ["figure (bytes)", "before", "measured", "after", "measured", "ratio"]
-        align = ["left"] + ["right"] * 5
-        out = [tabulate(rows, headers=header, tablefmt=style, colalign=align, disable_numparse=True), ""]
-        pillars = [
-            [p, f"{b.pillars.get(p, {}).get('bytes', 0):,}", f"{a.pillars.get(p, {}).get('bytes', 0):,}"]
-            for p in PILLARS
-            if p in b.pillars or p in a.pillars
-        ]
-        out += [
-            tabulate(
-                pillars,
-                headers=["pillar", "kept before", "kept after"],
-                tablefmt=style,
-                colalign=["left", "right", "right"],
-                disable_numparse=True,
-            ),
-            "",
-        ]
-        refused = _grouped(a.refused)
-        if refused:
-            out += [tabulate(refused, headers=["pass", "left alone", "because"], tablefmt=style), ""]
-        if a.proof.guilty:
-            rows = [[e.node, e.op, shape_text(e), f"{e.nbytes:,}", e.fix] for e in a.proof.guilty]
-            out += [
-                tabulate(
-                    rows,
-                    headers=["above the floor", "op", "shape", "bytes", "what would remove it"],
-                    tablefmt=style,
-                    disable_numparse=True,
-                ),
-                "",
-            ]
-        out += [f"note: {n}" for n in dict.fromkeys((*b.notes, *a.notes))]
-        return [*out, f"verdict: {b.verdict} -> {a.verdict}"]
+        yield from (_figures(b, a), _pillars(b, a))
+        yield Table("left alone", ["pass", "left alone", "because"], _grouped(a.refused))
+        rows = [[e.node, e.op, shape_text(e), e.nbytes, e.fix] for e in a.proof.guilty]
+        yield Table("above the floor", ["above the floor", "op", "shape", "bytes", "what would remove it"], rows)
+        yield from (f"note: {n}" for n in dict.fromkeys((*b.notes, *a.notes)))
+        yield f"verdict: {b.verdict} -> {a.verdict}"
+
+
+def _figures(b: CheckReport, a: CheckReport) -> Table:
+    rows: list[list[Any]] = []
+    after, real = a.predicted.as_dict(), [r.measured.as_dict() if r.measured else {} for r in (b, a)]
+    for k, v in b.predicted.as_dict().items():
+        ratio = Cell(after[k] / v, f"{after[k] / v:.4f}") if v else None
+        rows.append([LABELS[k], v, real[0].get(k), after[k], real[1].get(k), ratio])
+    measured = [Cell(f"measured {side}", "measured") for side in ("before", "after")]
+    return Table("figures", ["figure (bytes)", "before", measured[0], "after", measured[1], "ratio"], rows, range(1, 6))
+
+
+def _pillars(b: CheckReport, a: CheckReport) -> Table:
+    kept = [{p: v["bytes"] for p, v in r.pillars.items()} for r in (b, a)]
+    rows = [[p, kept[0].get(p, 0), kept[1].get(p, 0)] for p in PILLARS if p in kept[0] or p in kept[1]]
+    return Table("pillars", ["pillar", "kept before", "kept after"], rows, (1, 2))
 
 
 def _grouped(refused: Sequence[tuple[str, Site]]) -> list[list[Any]]:
@@ -89,11 +70,6 @@ def _grouped(refused: Sequence[tuple[str, Site]]) -> list[list[Any]]:
     return [[p, _named(nodes), reason] for (p, reason), nodes in rows.items()]
 
 
-def _named(nodes: Sequence[str]) -> str:
-    if len(nodes) <= 3:
-        return ", ".join(nodes)
-    return f"{nodes[0]}, {nodes[1]}, … ({len(nodes)} places)"
-
-
-def _real(r: CheckReport, key: str) -> str:
-    return f"{r.measured.as_dict()[key]:,}" if r.measured else "-"
+def _named(nodes: Sequence[str]) -> Cell:
+    few = nodes if len(nodes) <= 3 else [*nodes[:2], f"… ({len(nodes)} places)"]
+    return Cell(", ".join(nodes), ", ".join(few))

@@ -13,7 +13,7 @@ from floorplan.errors import FloorplanError, LoadError, ReadsValues
 from floorplan.ledger.inputs import infer_shape, make_inputs
 from floorplan.ledger.run import Step, run
 from floorplan.store.artifact import load_artifact
-from floorplan.store.load import load_model
+from floorplan.store.load import Loaded, load_model
 from floorplan.text import first_line
 from floorplan.trees import arguments
 
@@ -43,6 +43,19 @@ def _tried(gm: fx.GraphModule, path: str | Path) -> fx.GraphModule:
 
 
 @dataclass(frozen=True)
+class Source:
+    """A model as a user names it, what to run it on, and how a file of it is loaded."""
+
+    model: nn.Module | str | Path
+    inputs: Any = None  # example arguments; their values are not read
+    batch: int | None = None
+    shapes: Shapes | None = None  # of one sample, once for each input
+    weights: str | None = None
+    allow: Sequence[str] = ()
+    trust: bool = False
+
+
+@dataclass(frozen=True)
 class Subject:
     """A model with inputs to run it on, and what had to be said on the way."""
 
@@ -52,22 +65,24 @@ class Subject:
     notes: tuple[str, ...]
 
 
-def subject_of(
-    model: nn.Module | str, inputs: Any = None, *, batch: int | None = None,
-    shapes: Shapes | None = None, weights: str | None = None, allow: Sequence[str] = (),
-    trust: bool = False,
-) -> Subject:  # fmt: skip
+def loaded(source: Source) -> Loaded:
+    """The file or factory that a source names."""
+    return load_model(str(source.model), weights=source.weights, allow=source.allow, trust=source.trust)
+
+
+def subject_of(source: Source) -> Subject:
     """Load what a user named, and find inputs for it."""
     notes: list[str] = []
-    sizes = [1 if batch is None else batch, *(n for d in shapes or () for n in d)]
+    model, shapes = source.model, source.shapes
+    sizes = [1 if source.batch is None else source.batch, *(n for d in shapes or () for n in d)]
     if min(sizes) < 1:
         raise FloorplanError(f"input: {min(sizes)} is no size; batch and shapes are positive")
     if isinstance(model, str | Path):
-        loaded = load_model(str(model), weights=weights, allow=allow, trust=trust)
-        model, name = loaded.module, loaded.source
-        notes += loaded.notes
+        found = loaded(source)
+        model, name = found.module, found.source
+        notes += found.notes
         if isinstance(model, fx.GraphModule) and "floorplan" in model.meta:
-            _tried(model, loaded.source)
+            _tried(model, name)
     elif isinstance(model, torch.jit.ScriptModule):
         raise FloorplanError("model: a TorchScript module has no Python forward to trace; give the eager model")
     elif isinstance(model, nn.Module):
@@ -75,8 +90,8 @@ def subject_of(
     else:
         what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
         raise FloorplanError(f"model: {what} is no model; give an nn.Module instance, a file or a factory's name")
-    if inputs is not None:
-        args = arguments(inputs)
+    if source.inputs is not None:
+        args = arguments(source.inputs)
         bad = next((a for a in tree_iter(args) if not isinstance(a, _INPUTS)), None)
         if bad is not None:
             raise FloorplanError(f"inputs: a {type(bad).__name__} among them; give tensors, or containers of tensors")
@@ -88,7 +103,7 @@ def subject_of(
         shape, how = infer_shape(model)
         shapes = [shape]
         notes.append(f"input {list(shape)} inferred from {how}; --input sets it")
-    return Subject(model, name, make_inputs(model, shapes, batch or DEFAULT_BATCH), tuple(notes))
+    return Subject(model, name, make_inputs(model, shapes, source.batch or DEFAULT_BATCH), tuple(notes))
 
 
 DEFAULT_BATCH = 8

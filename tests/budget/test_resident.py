@@ -73,7 +73,7 @@ def test_growth_of_a_training_step() -> None:
 @needs_proc
 def test_growth_of_a_compiled_step() -> None:
     schedule = {"micro_batch": 16, "layout": "channels_last"}
-    given = GIVEN | {"sites": "all", "schedule": schedule}
+    given = GIVEN | {"plan": {"method": "memflora", "sites": "all"}, "schedule": schedule}
     found = resident_growth("floorplan.budget.resident:compiled_step", given, threads=1).growth
     gm = rewrite(Residual(), torch.zeros(64, 3, 32, 32), sites="all", measured=False).module
     x, y = torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.int64)

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 
 from floorplan.methods.catalogue import Options, Plan
 from floorplan.methods.rewrite import adapted
-from floorplan.methods.subject import subject_of
+from floorplan.methods.subject import Source, subject_of
 from floorplan.methods.verify import randomize_adapters
 from floorplan.step.compile import Schedule, Step, compile_step
 from floorplan.trees import tensors_in
@@ -24,7 +24,7 @@ def graph_of(model: nn.Module, x: Any, rank: int = 2, sites: str = "all", train_
             if m.affine:
                 nn.init.uniform_(m.weight, 0.5, 1.5)
                 nn.init.normal_(m.bias, 0.0, 0.5)
-    s = subject_of(model, x)
+    s = subject_of(Source(model, x))
     gm = adapted(s, Plan("memflora", Options(rank, sites, 0, train_head)), verified=False)[0].gm
     randomize_adapters(gm)
     gm.meta["floorplan"] = {"input": [list(t.shape) for t in s.inputs if isinstance(t, Tensor)]}

@@ -8,13 +8,18 @@ from torch import nn
 import floorplan
 from floorplan.errors import FloorplanError
 from floorplan.ledger.report import CheckReport
-from floorplan.ledger.why import why
+from floorplan.ledger.why import why as explained
 
 
 def report(rank: int | None = None) -> CheckReport:
     body = nn.Sequential(same(3, 8), nn.ReLU(), nn.Sequential(same(8, 8), nn.SiLU()))
     model = Lambda(lambda m, x: m.fc(m.body(x).mean((2, 3))), body=body, fc=nn.Linear(8, 2))
     return floorplan.check(model, images(), rank=rank)
+
+
+def why(found: CheckReport, name: str) -> str:
+    """The words alone."""
+    return str(explained(found, name))
 
 
 def test_a_module_and_its_node_are_the_same() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 
 from floorplan.methods.catalogue import Options, Plan
 from floorplan.methods.rewrite import adapted
-from floorplan.methods.subject import subject_of
+from floorplan.methods.subject import Source, subject_of
 from floorplan.methods.verify import randomize_adapters
 
 
@@ -146,7 +146,7 @@ def adapted_net(name: str, rank: int = 2) -> fx.GraphModule:
     """One of the nets, adapted, with adapters that are not zero."""
     torch.manual_seed(0)
     model = randomized(NETS[name]())
-    subject = subject_of(model, torch.randn(INPUT))
+    subject = subject_of(Source(model, torch.randn(INPUT)))
     gm = adapted(subject, Plan("memflora", Options(rank)), verified=False)[0].gm
     randomize_adapters(gm)
     return gm

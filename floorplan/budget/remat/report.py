@@ -1,30 +1,30 @@
 """`floorplan remat`: adapt a model, let what cannot reach the floor be computed again, and say what that costs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from floorplan.budget.remat.ladder import Remat, climb
+from floorplan.budget.remat.ladder import Remat, Rung, climb
 from floorplan.cost_models import memory
-from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapter_rank
 from floorplan.ledger.inputs import filled
-from floorplan.ledger.losses import LOSSES, target_for
+from floorplan.ledger.losses import loss_named, target_for
 from floorplan.ledger.run import Step
 from floorplan.ledger.step_figures import step_figures
 from floorplan.methods.catalogue import Options, Plan, recorded
 from floorplan.methods.rewrite import adapted
-from floorplan.methods.subject import Shapes, subject_of
+from floorplan.methods.subject import DEFAULT_BATCH, Shapes, Source, subject_of
 from floorplan.passes.lossy_activations import approximate
-from floorplan.text import table, versions
+from floorplan.render import Cell, Report, Table, nbytes
+from floorplan.text import versions
 from floorplan.trees import bytes_of_tensors, model_state, tensors_in
 
 
 @dataclass(frozen=True)
-class RematReport:
+class RematReport(Report):
     """The rungs found, the one taken, and a real step of it where it was measured. Bytes of one step."""
 
     name: str
@@ -79,30 +79,29 @@ class RematReport:
         """The search's notes, but for its own budget, which leaves out what stands apart."""
         return [n for n in self.result.notes if not n.startswith("budget of ")]
 
-    def __str__(self) -> str:
-        rows = [
-            [
-                "->" if i == self.result.rung else "",
-                i,
-                f"{r.requested_peak:,} B",
-                f"{r.requested_peak + self.state:,} B",
-                f"{r.saved:,} B",
-                f"{r.extra_macs:,}",
-                len(r.recomputed),
-            ]
-            for i, r in enumerate(self.result.ladder)
-        ]
-        header = ["", "rung", "requested peak", "total", "saved", "extra MACs", "nodes again"]
-        lines = [f"{self.name}: one step, batch {self.batch}, loss {self.loss}", ""]
-        lines += [table(rows, header, right=(1, 2, 3, 4, 5, 6)), ""]
+    @property
+    def title(self) -> str:
+        """The heading of the Markdown."""
+        return f"{self.name}, computed again"
+
+    def parts(self) -> Iterator[str | Table]:
+        """The rungs, the one taken, and what is approximate."""
+        yield from (f"{self.name}: one step, batch {self.batch}, loss {self.loss}", "")
+        header = [Cell("taken", ""), "rung", "requested peak", "total", "saved", "extra MACs", "nodes again"]
+        rows = [self._cells(i, r) for i, r in enumerate(self.result.ladder)]
+        yield Table("rungs", header, rows, range(1, 7))
         if self.measured is not None:
             gap = self.result.peak_after - self.measured
-            lines.append(f"measured requested peak: {self.measured:,} B, difference {gap:,}")
-        lines += [f"LOSSY: {line}" for line in self.lossy]
-        lines += [f"note: {n}" for n in dict.fromkeys((*self.notes, *self._words()))]
+            yield f"measured requested peak: {self.measured:,} B, difference {gap:,}"
+        yield from (f"LOSSY: {line}" for line in self.lossy)
+        yield from (f"note: {n}" for n in dict.fromkeys((*self.notes, *self._words())))
         if self.budget is not None:
-            lines.append(f"budget {self.budget:,} B: {'met' if self.fits else 'not met, nothing was written'}")
-        return "\n".join(lines)
+            yield f"budget {self.budget:,} B: {'met' if self.fits else 'not met, nothing was written'}"
+
+    def _cells(self, i: int, r: Rung) -> list[Any]:
+        taken, again = i == self.result.rung, len(r.recomputed)
+        amounts = [nbytes(n) for n in (r.requested_peak, r.requested_peak + self.state, r.saved)]
+        return [Cell(int(taken), "->" * taken), Cell(i, str(i)), *amounts, r.extra_macs, Cell(again, str(again))]
 
 
 def remat(
@@ -129,12 +128,19 @@ def remat(
     budget: counts model, Adam's moments and the caller's batch too; None for the lowest peak found. lossy_bits:
     1 to 8 bits an element for the derivatives of smooth activations, which makes gradients approximate; None: exact.
     """
-    if loss not in LOSSES:
-        raise FloorplanError(f"--loss {loss}: not known; use {', '.join(LOSSES)}")
-    s = subject_of(model, inputs, batch=2, shapes=shapes, weights=weights, allow=allow, trust=trust)
+    source = Source(model, inputs, batch, shapes, weights, allow, trust)
+    plan = Plan(method, Options(rank, sites, seed, train_head))
+    return recomputed(source, plan, budget, loss, lossy_bits, measured)
+
+
+def recomputed(
+    source: Source, plan: Plan, budget: int | None, loss: str, lossy_bits: int | None, measured: bool
+) -> RematReport:
+    """`remat` of a request."""
+    run, batch = loss_named(loss), DEFAULT_BATCH if source.batch is None else source.batch
+    s = subject_of(replace(source, batch=2))
     gm = s.model
     if adapter_rank(gm) is None or not isinstance(gm, fx.GraphModule):
-        plan = Plan(method, Options(rank, sites, seed, train_head))
         traced, _ = adapted(s, plan, verified=True)
         gm = traced.gm
         gm.meta["floorplan"] = recorded(plan, s.inputs)
@@ -147,11 +153,10 @@ def remat(
     target = target_for(gm, given, loss)
     state = _state(gm, given, target)
     room = None if budget is None else max(budget - state, 0)
-    result = climb(gm, given, loss=LOSSES[loss], target=target).fit(room)
+    result = climb(gm, given, loss=run, target=target).fit(room)
     result.module.meta.update(gm.meta)
-    real = (
-        step_figures(Step(result.module, given, target, LOSSES[loss]), fake=False).requested_peak if measured else None
-    )
+    again = Step(result.module, given, target, run)
+    real = step_figures(again, fake=False).requested_peak if measured else None
     return RematReport(s.name, batch, loss, budget, state, result, real, tuple(named), s.notes)
 
 
