@@ -40,10 +40,11 @@ def anchored(known: Machines, work: Callable[[int], Worked], step: Callable[[int
     bare = Clock({k: replace(f, machine=replace(f.machine, overhead_s=0.0)) for k, f in known.items()})
     k = _times(step(FITTED[0]))
     low, seen, high = _quickest([step(k * n) for n in (FITTED[0], CHECKED, FITTED[1])])
-    first, last = (work(k * n).seconds(bare) for n in FITTED)
+    few, many = (work(k * n) for n in FITTED)
+    first, last = few.seconds(bare), many.seconds(bare)
     scale = (high - low) / (last - first) if high > low and last > first else 1.0
     scale = min(scale, low / first if first > 0 else scale)  # no call takes less than nothing
-    calls = sum(v[2] for v in work(k * FITTED[0]).by_kind.values())
+    calls = sum(v[2] for v in few.by_kind.values())
     overhead = max(low - scale * first, 0.0) / max(calls, 1.0)
 
     def fitted(f: Fitted) -> Fitted:

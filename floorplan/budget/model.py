@@ -10,13 +10,15 @@ from floorplan.budget.net import Found, Net
 from floorplan.cost_models.memory import optimizer_state
 from floorplan.cost_models.peaks import Stage
 from floorplan.errors import FloorplanError
+from floorplan.graph.trace import Traced
 from floorplan.graph.untouched import undisturbed
 from floorplan.layers.adapter import adapter_rank
 from floorplan.ledger.inputs import filled, resized
-from floorplan.ledger.losses import target_for
+from floorplan.ledger.losses import target_like
 from floorplan.methods.catalogue import Plan, recorded
 from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import Subject
+from floorplan.step.studied import studied
 from floorplan.trees import bytes_of_tensors, model_state, tensors_in
 
 
@@ -25,6 +27,7 @@ class Setting:
     """What does not change from rank to rank."""
 
     subject: Subject
+    source: Traced | None  # its graph; None if it is adapted already
     budget: int
     batch: int | None
     loss: str
@@ -60,10 +63,11 @@ def model_at(t: Setting, plan: Plan) -> Model:
     if has is not None and isinstance(s.model, fx.GraphModule):
         gm, plan = s.model, replace(plan, options=replace(plan.options, rank=has))
     else:
-        gm = adapted(s, plan, verified=False)[0].gm
+        gm = adapted(s, plan, False, t.source)[0].gm
         gm.meta["floorplan"] = recorded(plan, s.inputs)
-    target = target_for(gm, s.inputs, t.loss)
-    net = Net(gm, s.inputs, target, t.loss, Clock(t.machines))
+    graph = studied(gm, s.inputs)
+    target = target_like(graph.values[graph.output.name], s.inputs, t.loss)
+    net = Net(graph, target, t.loss, Clock(t.machines))
     net.timed(_step_clock(t, net))
     state = model_state(gm)
     if not any(p.requires_grad for p in state):
@@ -81,7 +85,7 @@ def streamed(m: Model, t: Setting) -> Model | None:
     """The same with inverted residuals streamed by channels; None if it has none."""
     if m.net.coupled or not m.net.wide:
         return None
-    return replace(m, net=Net(m.gm, m.net.inputs, m.target, t.loss, m.net.time_of, STREAM))
+    return replace(m, net=Net(m.net.studied, m.target, t.loss, m.net.time_of, STREAM))
 
 
 def _step_clock(t: Setting, net: Net) -> Clock:
@@ -93,9 +97,8 @@ def _step_clock(t: Setting, net: Net) -> Clock:
     step = net.step(net.schedule(whole(FITTED[0])))
 
     def run(n: int) -> Callable[[], Tensor]:
-        given = filled(net.inputs, n)
-        target = target_for(net.gm, given, t.loss)
-        return lambda: step(*given, target)
+        given = filled((*net.inputs, net.target), n)
+        return lambda: step(*given)
 
     with undisturbed(net.gm):
         return anchored(t.machines, lambda n: net.work_of(whole(n)), run) if t.anchors else Clock(t.machines)

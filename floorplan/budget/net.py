@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor
 
 from floorplan.budget.clock import TimeOf
 from floorplan.budget.profile import FITTED, Form, Sized, Trace, cuts, form, joints, sized, trace
@@ -18,10 +18,13 @@ from floorplan.budget.work import Worked
 from floorplan.cost_models.peaks import Composer, Head, Stage, Unit, sizes
 from floorplan.errors import FloorplanError
 from floorplan.layers.fused import FusedConv
+from floorplan.ledger.fakes import Fakes, concrete_fakes
 from floorplan.ledger.inputs import resized
-from floorplan.step.compile import Schedule, Step, compile_step
-from floorplan.step.graph import learners, ordered, values_of
+from floorplan.step.compile import Schedule, Step, compiled
+from floorplan.step.guard import refuse_mixing
+from floorplan.step.program import Builder
 from floorplan.step.stream_rules import wide
+from floorplan.step.studied import Studied
 
 ODD = 13  # samples, no multiple of any number of slices
 
@@ -40,16 +43,15 @@ class Found:
 class Runs:
     """One form of the step: profiles at any part size, from runs at two and at few small ones."""
 
-    def __init__(self, step: Step, inputs: Sequence[Any], target: Tensor) -> None:
-        self.step, self.inputs, self.target = step, inputs, target
+    def __init__(self, step: Step, fakes: Fakes, given: Sequence[Any]) -> None:
+        self.step, self.fakes, self.given = step, fakes, given
         self.done: dict[int, Trace] = {}
         self.form: Form | None = form(self.run(FITTED[0]), self.run(FITTED[1]), FITTED)
 
     def run(self, size: int) -> Trace:
         """A fake run at one size."""
         if size not in self.done:
-            given = tuple(resized(t, size) for t in self.inputs)
-            self.done[size] = trace(self.step, given, resized(self.target, size))
+            self.done[size] = trace(self.step, self.fakes.on([resized(t, size) for t in self.given]))
         return self.done[size]
 
     @cached_property
@@ -70,22 +72,16 @@ class Runs:
 class Net:
     """An adapted model as units, each in several forms."""
 
-    def __init__(
-        self, gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: str, time_of: TimeOf, stream: int = 0
-    ) -> None:
-        self.gm, self.inputs, self.target, self.loss, self.time_of = gm, tuple(inputs), target, loss, time_of
-        self.stream = stream
-        self.values = values_of(gm, self.inputs)
-        self.wide = wide(gm, self.values, learners(gm, self.values))
+    def __init__(self, s: Studied, target: Tensor, loss: str, time_of: TimeOf, stream: int = 0) -> None:
+        self.studied, self.target, self.loss, self.time_of, self.stream = s, target, loss, time_of, stream
+        self.gm, self.inputs = s.gm, s.inputs
+        self.wide = wide(s)
         self.coupled = self._coupled()
-        self.cuts = [] if self.coupled else self._accepted(self._cuts())
-        sites = tuple(
-            n.name for n in gm.graph.nodes if n.op == "call_module" and _adapted(gm.get_submodule(str(n.target)))
-        )
-        plain: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        self.cuts = [] if self.coupled else self._cuts()
+        sites = tuple(n.name for n in s.nodes if n.op == "call_module" and _adapted(s.gm.get_submodule(str(n.target))))
         same = tuple(n for n in sites if self._same_shape(n))
-        self.kinds = list(dict.fromkeys((plain, (sites, ()), (sites, same))))
-        self.runs = [self._runs(*k) for k in self.kinds]
+        self.kinds = list(dict.fromkeys((((), ()), (sites, ()), (sites, same))))
+        self.runs = self._runs()
         self.groups = self._groups()
         self.sites = self._sites(sites)
         self.compose = Composer(len(self.groups), self.unit, lambda m: self.sized(m, 0).head)
@@ -101,35 +97,36 @@ class Net:
         self._forms.clear()
 
     def _cuts(self) -> list[str]:
-        inner = self.wide if self.stream else set()
-        return [n for n in cuts(self.gm, self.values) if n not in inner]
+        """Nodes behind which stages end; none if a program cannot end in one of them."""
+        found = [n for n in cuts(self.studied) if not self.stream or n not in self.wide]
+        try:
+            Builder(self.studied, Schedule(stages=tuple((n, 0) for n in found), stream=self.stream)).build()
+        except FloorplanError:
+            return []
+        return found
 
     def _coupled(self) -> str:
+        """Why a batch cannot be taken apart; "" if it can."""
         try:
-            self.step(Schedule(micro_batch=1))
+            refuse_mixing(self.gm, self.inputs)
         except FloorplanError as e:
             return str(e)
         return ""
 
     def step(self, schedule: Schedule) -> Step:
         """The compiled step of a schedule."""
-        return compile_step(self.gm, self.loss, self.inputs, plan=replace(schedule, stream=self.stream))
+        return compiled(self.studied, self.loss, replace(schedule, stream=self.stream))
 
     def _same_shape(self, name: str) -> bool:
-        node = next(n for n in self.gm.graph.nodes if n.name == name)
-        x, z = self.values[node.all_input_nodes[0].name], self.values[name]
+        node = next(n for n in self.studied.nodes if n.name == name)
+        x, z = self.studied.values[node.all_input_nodes[0].name], self.studied.values[name]
         return bool(x.shape == z.shape)
 
-    def _accepted(self, names: list[str]) -> list[str]:
-        try:
-            self.step(Schedule(stages=tuple((n, 0) for n in names)))
-        except FloorplanError:  # a stage that a program cannot end in
-            return []
-        return names
-
-    def _runs(self, branches: tuple[str, ...], reuse: tuple[str, ...]) -> Runs:
-        stages = tuple((n, 0) for n in self.cuts)
-        return Runs(self.step(Schedule(stages=stages, branches=branches, reuse=reuse)), self.inputs, self.target)
+    def _runs(self) -> list[Runs]:
+        stages, given = tuple((n, 0) for n in self.cuts), (*self.inputs, self.target)
+        steps = [self.step(Schedule(stages=stages, branches=b, reuse=r)) for b, r in self.kinds]
+        fakes = concrete_fakes(self.gm, given)  # of the model as it lies now: in the steps' layout
+        return [Runs(step, fakes, given) for step in steps]
 
     def _groups(self) -> list[tuple[int, int]]:
         common = set.intersection(*(set(joints(r.run(FITTED[0]))) for r in self.runs))
@@ -140,7 +137,7 @@ class Net:
         """Adapted sites of each unit."""
         ends = [self.cuts[last] for _, last in self.groups[:-1]]
         out: list[list[str]] = [[]]
-        for n in ordered(self.gm):
+        for n in self.studied.nodes:
             out[-1] += [n.name] if n.name in sites else []
             if n.name in ends:
                 out.append([])

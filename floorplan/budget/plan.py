@@ -25,9 +25,9 @@ from floorplan.budget.search import schedules, uncut
 from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapter_rank
 from floorplan.ledger.inputs import filled
-from floorplan.ledger.losses import loss_named, target_for
+from floorplan.ledger.losses import loss_named
 from floorplan.methods.catalogue import Options, Plan, plans_of
-from floorplan.methods.rewrite import adapted
+from floorplan.methods.rewrite import adapted, traced_source
 from floorplan.methods.subject import Shapes, Source, subject_of
 from floorplan.step.timeline import measure
 from floorplan.trees import model_state
@@ -75,12 +75,13 @@ def planned(
     s = subject_of(replace(source, batch=2))
     device = next((t.device for t in model_state(s.model)), torch.device("cpu"))
     known = by_kind(device, CALIBRATION) if machines is None else machines
-    setting = Setting(s, budget, source.batch, loss, known, machines is None)
+    graph = traced_source(s) if adapter_rank(s.model) is None else None
+    setting = Setting(s, graph, budget, source.batch, loss, known, machines is None)
     found = _first(setting, plans)
     report = _report(setting, *found)
     if not measured:
         return report
-    report, plan = _measured(report, setting), found[0].plan
+    report, plan = _measured(report, found[0]), found[0].plan
     plain = not (source.weights or source.allow or source.trust or plan.options.train_head)
     grows = isinstance(source.model, str) and plain and plan.method == "memflora"
     return _grown(report, str(source.model), setting) if grows else report
@@ -196,8 +197,7 @@ def _references(t: Setting, m: Model, batch: int) -> tuple[list[Reference], tupl
     """Full fine-tuning, where the source is there, and the adapted graph, both under autograd; the first's seconds."""
     found, rows, base = [], list[Row](), None
     try:
-        fresh = adapter_rank(t.subject.model) is None
-        full = adapted(t.subject, Plan("full", Options()), verified=False)[0].gm if fresh else None
+        full = adapted(t.subject, Plan("full", Options()), False, t.source)[0].gm if t.source else None
     except FloorplanError:
         full = None
     for name, gm, rank in (("full fine-tuning", full, None), ("adapted, autograd, whole batch", m.gm, m.rank)):
@@ -241,12 +241,12 @@ def _obstacle(t: Setting, m: Model, batch: int) -> str:
     )
 
 
-def _measured(report: PlanReport, t: Setting) -> PlanReport:
+def _measured(report: PlanReport, m: Model) -> PlanReport:
     """The chosen step run for real on random inputs."""
-    if report.step is None or report.choice is None or report.module is None:
+    if report.step is None or report.choice is None:
         return report
-    given = filled(t.subject.inputs, report.choice.batch)
-    found = measure(report.step, given, target_for(report.module, given, t.loss))
+    *given, target = filled((*m.net.inputs, m.target), report.choice.batch)
+    found = measure(report.step, given, target)
     return replace(report, measured={"requested_peak": found.peak, "total": found.total})
 
 

@@ -1,29 +1,29 @@
 """What the units of a step cost, from fake runs of the step cut wherever one value alone crosses.
 
-    trace(step, inputs, target) -> Trace      one run at one part size: blocks, and where each unit begins
+    trace(step, fakes)          -> Trace      one run at one part size: blocks, and where each unit begins
     form(traces at two sizes)   -> Form       every block a + b*m bits, checked event by event
     Form.at(m)                  -> Sized      the numbers that cost_models.schedule composes
 
 The head runs twice, once as a part of a batch and once as the whole of it: the share of the loss is a factor.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from floorplan.budget.work import Work, Worked
 from floorplan.cost_models.peaks import Back, Head, Unit
-from floorplan.ledger.fakes import concrete_fakes
+from floorplan.ledger.fakes import Fakes
 from floorplan.ledger.kernels import quiet_fakes
 from floorplan.ledger.storage import StorageTracker
 from floorplan.step.compile import Step
-from floorplan.step.graph import crossings, ordered
-from floorplan.step.rules import rule_of
 from floorplan.step.runner import Runner
+from floorplan.step.studied import Studied
 from floorplan.trees import model_state, storage_key, tensors_in
 
 Window = tuple[int, int]
@@ -114,11 +114,12 @@ def form(low: Trace, high: Trace, sizes: tuple[int, int]) -> Form | None:
     return Form(low, tuple(bits), work, sizes[0])
 
 
-def trace(step: Step, inputs: Sequence[Any], target: Tensor) -> Trace:
-    """One run of a step whose stages are all whole, on fakes of these inputs."""
-    fakes = concrete_fakes(step.program.gm, (*inputs, target))
+def trace(step: Step, fakes: Fakes) -> Trace:
+    """One run of a step whose stages are all whole, on fakes of its model, inputs and target."""
     with quiet_fakes(), fakes.mode, torch.no_grad():
         state = model_state(fakes.gm)
+        for t in state:
+            t.grad = None
         with StorageTracker([*state, *tensors_in(fakes.inputs)]) as tracker, Work() as work:
             runner: Runner = step.bound(fakes.gm, tracker.enter).__self__  # type: ignore[attr-defined]
             run = _Run(runner, tracker, work, state)
@@ -218,13 +219,11 @@ class _Run:
         )
 
 
-def cuts(gm: fx.GraphModule, values: Mapping[str, Any]) -> list[str]:
+def cuts(s: Studied) -> list[str]:
     """Nodes behind which every elementary stage ends: one value crosses, and no run of ruleless nodes is parted."""
-    inside = [n for n in ordered(gm) if n.op not in ("placeholder", "output", "get_attr")]
-    ruled = [rule_of(n, gm, dict(values)) is not None for n in inside]
-    last = max((k for k, r in enumerate(ruled) if r), default=0)
-    alone = {n.name for n, _ in crossings(ordered(gm))}
-    return [n.name for k, n in enumerate(inside[:last]) if n.name in alone and (ruled[k] or ruled[k + 1])]
+    names = [n.name for n in s.inside]
+    last = max((k for k, n in enumerate(names) if n in s.rules), default=0)
+    return [n for n, after in pairwise(names[: last + 1]) if n in s.crossings and (n in s.rules or after in s.rules)]
 
 
 def joints(t: Trace) -> list[int]:

@@ -43,8 +43,7 @@ def reference(t: Setting, gm: fx.GraphModule, batch: int, name: str) -> Referenc
         return step_work(gm, given(n), resized(target, n), run)
 
     def step(n: int) -> Callable[[], Tensor]:
-        real = filled(inputs, n)
-        label = target_for(gm, real, loss)
+        *real, label = filled((*inputs, target), n)
 
         def once() -> Tensor:
             value = run(gm(*real), label)

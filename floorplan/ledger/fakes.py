@@ -53,14 +53,17 @@ class Fakes:
         with quiet_fakes(), self.mode, torch.no_grad():
             return self.gm(*self.inputs)
 
+    def on(self, inputs: Sequence[Any]) -> "Fakes":
+        """The same concrete fake model on other inputs: for runs that leave it as it was, but for gradients."""
+        return replace(self, inputs=tree_map(lambda t: _fake_input(self.mode, t), tuple(inputs)))
+
 
 def concrete_fakes(gm: nn.Module, inputs: Sequence[Any]) -> Fakes:
     """Fakes of exactly these sizes on the model's own device: nothing symbolic."""
     mode = FakeTensorMode()
     twin = clone_structure(gm)
     _replace(twin, lambda name, t, m: mode.from_tensor(t.detach(), static_shapes=True))
-    fake = tree_map(lambda t: _fake_input(mode, t), tuple(inputs))
-    return Fakes(mode, twin, fake, {}, {}, {}, None)
+    return Fakes(mode, twin, (), {}, {}, {}, None).on(inputs)
 
 
 def _fake_input(mode: FakeTensorMode, t: Any) -> Any:

@@ -59,9 +59,13 @@ def loss_named(name: str) -> Loss:
 
 def target_for(gm: nn.Module, inputs: Sequence[Any], loss: str) -> Tensor:
     """A target that fits the model's first output; FloorplanError where the loss does not."""
+    return target_like(concrete_fakes(gm, inputs).forward(), inputs, loss)
+
+
+def target_like(returned: Any, inputs: Sequence[Any], loss: str) -> Tensor:
+    """A target that fits what the model returns for these inputs, which may be fakes; FloorplanError likewise."""
     loss_named(loss)
-    fakes = concrete_fakes(gm, inputs)
-    out = next(tensors_in(fakes.forward()), None)
+    out = next(tensors_in(returned), None)
     if out is None:
         raise FloorplanError(f"--loss {loss}: the model returns no tensor; return one that the loss can take")
     device = next((t.device for t in tensors_in(tuple(inputs))), torch.device("cpu"))

@@ -21,13 +21,8 @@ from floorplan.methods.subject import Subject
 from floorplan.methods.verify import Verifier, double_copy, runs_in_double, same_start
 
 
-def adapted(s: Subject, plan: Plan, verified: bool) -> tuple[Traced, dict[str, list[Site]]]:
-    """Trace, run the method's passes, and put the graph in train mode."""
-    if adapter_rank(s.model) is not None:
-        raise FloorplanError(f"{s.name}: already adapted; rewrite its source model instead")
-    bad = next((n for n, p in s.model.named_parameters() if _not_finite(p)), "")
-    if bad and verified:
-        raise FloorplanError(f"{s.name}: {bad} holds NaN or infinity, so nothing can be verified; repair it first")
+def traced_source(s: Subject) -> Traced:
+    """The graph that methods rewrite; FloorplanError where it does not stand for the model, or cannot be trained."""
     traced = trace(s.model, s.inputs, both_modes=True)
     if not follows(traced.gm, s.inputs, s.model):
         raise FloorplanError(
@@ -35,6 +30,19 @@ def adapted(s: Subject, plan: Plan, verified: bool) -> tuple[Traced, dict[str, l
             "decide by isinstance, hasattr or try outside the forward"
         )
     trainable(traced.gm, s.inputs)  # a model that cannot be trained is diagnosed, not repaired
+    return traced
+
+
+def adapted(
+    s: Subject, plan: Plan, verified: bool, source: Traced | None = None
+) -> tuple[Traced, dict[str, list[Site]]]:
+    """Run the method's passes on the traced source, and put the graph in train mode; `source`: if it is there."""
+    if adapter_rank(s.model) is not None:
+        raise FloorplanError(f"{s.name}: already adapted; rewrite its source model instead")
+    bad = next((n for n, p in s.model.named_parameters() if _not_finite(p)), "")
+    if bad and verified:
+        raise FloorplanError(f"{s.name}: {bad} holds NaN or infinity, so nothing can be verified; repair it first")
+    traced = source or traced_source(s)
     line = method_named(plan.method).passes(plan.options)
     notes = (*traced.notes, *tied_convs(traced.gm))
     try:

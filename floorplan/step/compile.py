@@ -30,6 +30,7 @@ from floorplan.step.plan_file import options_in, read_plan, schedule_in
 from floorplan.step.program import Builder, Program
 from floorplan.step.schedule import Schedule
 from floorplan.step.source import Source, SourcePlan, source_of
+from floorplan.step.studied import Studied, studied
 from floorplan.trees import arguments, tensors_in
 
 LAYOUTS = ("auto", "contiguous", "channels_last")
@@ -135,23 +136,27 @@ def compile_step(
         raise FloorplanError(f"loss {loss}: not known; use {', '.join(LOSSES)}")
     if reduction not in ("mean", "sum"):
         raise FloorplanError(f"reduction {reduction}: not known; use mean or sum")
-    run = LOSSES[loss] if isinstance(loss, str) else loss
-    mean = (reduction == "mean") and loss != "sum"
-    again = next((n for n, m in model.named_modules() if isinstance(m, Keep | Promise | Forgetful)), None)
-    if again is not None:
-        raise FloorplanError(
-            f"compile_step: {again} computes again what it let go, which autograd alone runs; compile "
-            "the model as it was before remat"
-        )
     schedule = plan if isinstance(plan, Schedule) else _schedule_of(plan, model)
     args = example_inputs(model) if inputs is None else arguments(inputs)
     if not any(isinstance(a, Tensor) for a in args):
         raise FloorplanError("compile_step: no input is a tensor; give example inputs, batch first")
     if schedule.parts:
         refuse_mixing(model, args)
-    builder = Builder(model, args, schedule)
-    layout = layout_for(builder.values, schedule.layout, model)
-    program = builder.build()
+    return compiled(studied(model, args), loss, schedule, reduction == "mean")
+
+
+def compiled(s: Studied, loss: str | Loss, schedule: Schedule, mean: bool = True) -> Step:
+    """The step of a graph that was looked at before, by a schedule that its samples allow."""
+    model, mean = s.gm, mean and loss != "sum"
+    again = next((n for n, m in model.named_modules() if isinstance(m, Keep | Promise | Forgetful)), None)
+    if again is not None:
+        raise FloorplanError(
+            f"compile_step: {again} computes again what it let go, which autograd alone runs; compile "
+            "the model as it was before remat"
+        )
+    run = LOSSES[loss] if isinstance(loss, str) else loss
+    program = Builder(s, schedule).build()
+    layout = layout_for(s.values, schedule.layout, model)
     _lay_out(model, layout)
     step = Step(model, schedule, program, layout, run, mean)
     outputs = program.values[program.head.nodes[-1].name]

@@ -73,7 +73,8 @@ def _attribute(gm: fx.GraphModule, path: str) -> Any:
 
 def crossings(nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
     """(node, value): after that node one value alone is still to be read, and no input is."""
-    last = {n: max((nodes.index(u) for u in n.users), default=-1) for n in nodes}
+    at = {n: k for k, n in enumerate(nodes)}
+    last = {n: max((at[u] for u in n.users), default=-1) for n in nodes}
     live: set[fx.Node] = set()
     out = []
     for k, n in enumerate(nodes):

@@ -14,11 +14,11 @@ from torch import Tensor, fx
 
 from floorplan.errors import FloorplanError
 from floorplan.step.forms import branches
-from floorplan.step.graph import crossings, learners, ordered, values_of
 from floorplan.step.ir import Function, Instr
-from floorplan.step.rules import Context, rule_of
+from floorplan.step.rules import Context
 from floorplan.step.schedule import WHOLE, Schedule
 from floorplan.step.stream_rules import Triple, stream_backward, stream_forward, triple, wide
+from floorplan.step.studied import Studied
 from floorplan.trees import tensors_in
 
 
@@ -57,26 +57,26 @@ class Program:
 
 
 class Builder:
-    """Builds a program by a schedule, for inputs of these sizes."""
+    """Builds a program of a graph by a schedule."""
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], schedule: Schedule = WHOLE) -> None:
-        self.gm, self.nodes = gm, ordered(gm)
-        self.values = values_of(gm, inputs)
-        self.learns = learners(gm, self.values)
+    def __init__(self, s: Studied, schedule: Schedule = WHOLE) -> None:
+        self.studied, self.gm, self.nodes = s, s.gm, s.nodes
+        self.values, self.learns, self.rules = s.values, s.learns, s.rules
         self.reuse, self.stream = frozenset(schedule.reuse), schedule.stream
         self.regions: list[RegionSource] = []
         self.names: dict[str, str] = {}
-        self.comments = {n.name: _comment(gm, n, self.values.get(n.name)) for n in self.nodes}
+        self.comments = {n.name: _comment(s.gm, n, self.values.get(n.name)) for n in self.nodes}
         self.cuts = self._checked([n for n, _ in schedule.stages])
-        batch = next((v.shape[0] for v in tensors_in(tuple(inputs)) if v.dim()), 1)
-        if self.stream and not wide(gm, self.values, self.learns):
+        batch = next((v.shape[0] for v in tensors_in(s.inputs) if v.dim()), 1)
+        if self.stream and not wide(s):
             raise FloorplanError("schedule: stream: the model has no inverted residual whose maps could be streamed")
         chosen, known = schedule.branches, {n.name for n in self.nodes}
         if strange := [n for n in (*(chosen or ()), *schedule.reuse) if n not in known]:
             raise FloorplanError(f"schedule: {strange[0]}: the model has no such node")
         if odd := [n for n in known if not n.isidentifier()]:
             raise FloorplanError(f"schedule: {odd[0]!r}: no name that code can have; rename the node")
-        self.branches = frozenset(branches(gm, self.values, self._sizes(schedule, batch)) if chosen is None else chosen)
+        sizes = self._sizes(schedule, batch)
+        self.branches = frozenset(branches(s.gm, self.values, sizes) if chosen is None else chosen)
 
     def _sizes(self, s: Schedule, batch: int) -> dict[str, int]:
         """The samples at a time at every node."""
@@ -88,7 +88,7 @@ class Builder:
         return out
 
     def _checked(self, cuts: Sequence[str]) -> list[tuple[str, str]]:
-        possible = {n.name: v.name for n, v in crossings(self.nodes)}
+        possible = self.studied.crossings
         for c in cuts:
             if c not in {n.name for n in self.nodes}:
                 raise FloorplanError(f"schedule: {c}: the model has no such node; {_near(possible)}")
@@ -98,11 +98,10 @@ class Builder:
 
     def build(self) -> Program:
         """The program."""
-        inside = [n for n in self.nodes if n.op not in ("placeholder", "output", "get_attr")]
-        ruled = [k for k, n in enumerate(inside) if rule_of(n, self.gm, self.values) is not None]
+        inside = self.studied.inside
+        ruled = [k for k, n in enumerate(inside) if n.name in self.rules]
         split = ruled[-1] + 1 if ruled else 0
         body, tail = inside[:split], inside[split:]
-        output = next(n for n in self.nodes if n.op == "output")
         inputs = tuple(n.name for n in self.nodes if n.op == "placeholder")
         parts, start = [], 0
         for c, value in self.cuts:
@@ -111,7 +110,7 @@ class Builder:
                 raise FloorplanError(f"schedule: {c}: is no cut in order, inside the straight-line part")
             parts.append((body[start:end], (value,)))
             start = end
-        head = self._region(tail, extra=output, name="head")
+        head = self._region(tail, extra=self.studied.output, name="head")
         last = tuple(a.name for a in head.arguments)
         stages: list[Stage] = []
         arguments, owned = inputs, False
@@ -123,7 +122,7 @@ class Builder:
     def _stage(
         self, k: int, nodes: list[fx.Node], arguments: tuple[str, ...], results: tuple[str, ...], owned: bool
     ) -> Stage:
-        c = Context(self.gm, self.values, self.learns, self.branches, self.reuse, self.stream, self.names)
+        c = Context(self.gm, self.values, self.learns, self.rules, self.branches, self.reuse, self.stream, self.names)
         raw = () if owned else tuple(a for a in arguments if self._lies(a))
         for a in raw:
             c.forward.append(_laid(a))
@@ -134,7 +133,7 @@ class Builder:
             elif isinstance(unit, tuple):
                 stream_forward(c, unit)
             else:
-                rule_of(unit, self.gm, self.values).forward(c, unit)  # type: ignore[union-attr]
+                self.rules[unit.name].forward(c, unit)
         given = tuple(f"g_{r}" for r in results if r in self.learns)
         for r in results:
             if r in self.learns:
@@ -146,7 +145,7 @@ class Builder:
                 if (g := c.grads.get(unit[2].name)) is not None:
                     stream_backward(c, unit, g)
             elif (g := c.grads.get(unit.name)) is not None:
-                rule_of(unit, self.gm, self.values).backward(c, unit, g)  # type: ignore[union-attr]
+                self.rules[unit.name].backward(c, unit, g)
         wanted = tuple(c.grads[a] for a in arguments if a in self.learns and a in c.grads)
         read = {v for i in c.backward for v in i.reads}
         keeps = tuple(v for v in dict.fromkeys(v for i in c.forward for v in i.out) if v in read)
@@ -171,7 +170,7 @@ class Builder:
         for n in nodes:
             if n in skipped:
                 continue
-            if rule_of(n, self.gm, self.values) is None:
+            if n.name not in self.rules:
                 run.append(n)
                 continue
             out += [self._region(run)] if run else []

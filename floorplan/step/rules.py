@@ -31,6 +31,7 @@ class Context:
     gm: fx.GraphModule
     values: dict[str, Any]  # node -> its value on fakes
     learns: set[str]  # nodes whose value needs a gradient
+    rules: dict[str, "Rule"]  # node -> its rule
     branches: frozenset[str]  # sites that run as two branches
     reuse: frozenset[str]  # sites whose input gradient takes the output gradient's buffer
     stream: int = 0  # hidden channels at a time in inverted residuals

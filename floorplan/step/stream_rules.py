@@ -1,12 +1,11 @@
 """Straight-line rules of an inverted residual that is streamed in groups of channels (step_stream)."""
 
-from typing import Any
-
 from torch import fx
 
 from floorplan.step.ir import Instr
-from floorplan.step.rules import RULES, Context, close, conv_name, opened, rule_of, shape_of, tensors
+from floorplan.step.rules import RULES, Context, close, conv_name, opened, shape_of, tensors
 from floorplan.step.stream import streams
+from floorplan.step.studied import Studied
 
 Triple = tuple[fx.Node, fx.Node, fx.Node]
 
@@ -19,17 +18,17 @@ def triple(c: Context, node: fx.Node) -> Triple | None:
         if len(users) != 1 or users[0].op != "call_module" or users[0].args[0] is not chain[-1]:
             return None
         chain.append(users[0])
-    if not c.stream or not all(rule_of(n, c.gm, c.values) is RULES["site"] for n in chain):
+    if not c.stream or not all(c.rules.get(n.name) is RULES["site"] for n in chain):
         return None
     alone = all(len(tensors(n)) == 1 for n in chain[:2])
     e, d, p = chain
     return (e, d, p) if alone and streams(*map(c.module, chain)) else None
 
 
-def wide(gm: fx.GraphModule, values: dict[str, Any], learns: set[str]) -> set[str]:
+def wide(s: Studied) -> set[str]:
     """Nodes whose maps streaming does without: no stage may end behind them."""
-    c = Context(gm, values, learns, frozenset(), frozenset(), stream=1)
-    found = [t for n in gm.graph.nodes if n.op == "call_module" and (t := triple(c, n)) is not None]
+    c = Context(s.gm, s.values, s.learns, s.rules, frozenset(), frozenset(), stream=1)
+    found = [t for n in s.nodes if n.op == "call_module" and (t := triple(c, n)) is not None]
     return {n.name for t in found for n in t[:2]}
 
 

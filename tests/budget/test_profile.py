@@ -9,6 +9,7 @@ from plans import NETS, net_of
 from floorplan.budget.net import Found, Net
 from floorplan.budget.profile import cuts, form, joints, trace
 from floorplan.cost_models.peaks import Stage
+from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.inputs import resized
 from floorplan.step.timeline import predict
 
@@ -39,7 +40,7 @@ def test_composed_peaks_are_exact(name: str) -> None:
 
 def test_units_end_where_one_value_crosses() -> None:
     net = net_of("mobile")
-    assert cuts(net.gm, net.values) == net.cuts
+    assert cuts(net.studied) == net.cuts
     assert len(net.groups) > 8
     assert net.groups[0][0] == 0 and net.groups[-1][1] == len(net.cuts)
     assert all(b + 1 == c for (_, b), (c, _) in zip(net.groups, net.groups[1:], strict=False))
@@ -50,7 +51,7 @@ def test_a_form_holds_where_the_events_do() -> None:
     step = net.runs[0].step
 
     def at(n: int) -> Any:
-        return trace(step, tuple(resized(v, n) for v in net.inputs), resized(net.target, n))
+        return trace(step, concrete_fakes(net.gm, [resized(v, n) for v in (*net.inputs, net.target)]))
 
     low, high = at(8), at(16)
     found = form(low, high, (8, 16))

@@ -13,6 +13,7 @@ from floorplan.budget.clock import Clock
 from floorplan.budget.net import Net
 from floorplan.cost_models.roofline import Fitted, Machine
 from floorplan.ledger.losses import target_for
+from floorplan.step.studied import studied
 
 MACHINES = {"all": Fitted(Machine(5e10, 5e9, 2e-5), 0.1, 0.2, 3)}
 
@@ -43,4 +44,4 @@ def net_of(name: str) -> Net:
     """The adapted net, profiled."""
     model, x = model_of(name)
     gm = graph_of(model, x, 2, "auto")
-    return Net(gm, (x,), target_for(gm, (x,), "cross_entropy"), "cross_entropy", Clock(MACHINES))
+    return Net(studied(gm, (x,)), target_for(gm, (x,), "cross_entropy"), "cross_entropy", Clock(MACHINES))

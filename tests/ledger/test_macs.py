@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import floorplan
-from floorplan.cost_models import paper_macs as formulas
 from floorplan.cost_models.paper_macs import Layer
 from floorplan.graph.trace import trace
 from floorplan.ledger.losses import LOSSES
@@ -25,13 +24,6 @@ def test_plain_layers() -> None:
     model[1].requires_grad_(False)
     found = layers_of(trace(model, (X,)).gm, (X,))
     assert found == [Layer(6 * 9 * 16, trained=6 * 9 * 16), Layer(6 * 4 * 4 * 16), Layer(1280, trained=1280)]
-
-
-def test_the_formula_of_a_step() -> None:
-    layers = [Layer(100, 10, 7, 50), Layer(30)]
-    assert formulas.forward(layers) == 140
-    assert formulas.step(layers, 4) == 4 * (280 + 7)
-    assert formulas.step(layers, 4, merges=2, replays=True) == 4 * (280 + 7 + 140) + 2 * 50
 
 
 @pytest.mark.parametrize("groups", [1, 3])

@@ -8,20 +8,21 @@ from steps import graph_of
 from floorplan.errors import FloorplanError
 from floorplan.step.program import Builder
 from floorplan.step.schedule import Schedule
+from floorplan.step.studied import studied
 
 
 def test_nothing_upstream_of_the_first_trainable_is_kept() -> None:
     x = torch.randn(2, 3, 8, 8)
     gm = graph_of(Residual(), x)
     gm.get_submodule("stem").U.requires_grad_(False)
-    program = Builder(gm, (x,)).build()
+    program = Builder(studied(gm, (x,))).build()
     assert not program.stages[0].learns and "q_stem" not in program.stages[0].keeps
 
 
 def test_a_site_without_a_rule_is_a_region() -> None:
     x = torch.randn(2, 3, 8, 8)
     gm = graph_of(Residual(), x)
-    program = Builder(gm, (x,)).build()
+    program = Builder(studied(gm, (x,))).build()
     assert [n.name for r in program.regions for n in r.nodes] == ["pool"]
     assert [n.name for n in program.head.nodes] == ["mean", "drop", "fc", "output"]
 
@@ -31,6 +32,6 @@ def test_cuts_must_be_in_order_and_before_the_head() -> None:
     gm = graph_of(Residual(), x)
     for cuts in (("pool", "stem"), ("fc",)):
         with pytest.raises(FloorplanError, match="is no cut in order"):
-            Builder(gm, (x,), Schedule(stages=tuple((c, 1) for c in cuts))).build()
+            Builder(studied(gm, (x,)), Schedule(stages=tuple((c, 1) for c in cuts))).build()
     with pytest.raises(FloorplanError, match="conv: more than one value"):
-        Builder(gm, (x,), Schedule(stages=(("conv", 1),)))
+        Builder(studied(gm, (x,)), Schedule(stages=(("conv", 1),)))
