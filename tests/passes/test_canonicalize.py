@@ -7,8 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from canonical_nets import Net, X, canonical
+from expecttest import assert_expected_inline
+from graphs import picture
 from torch import Tensor, nn
 
+from floorplan.graph.driver import Site
 from floorplan.layers.plain import AnyBatchNorm
 
 
@@ -211,3 +214,202 @@ def test_names_do_not_collide() -> None:
     calls = [str(n.target) for n in gm.graph.nodes if n.op == "call_module"]
     assert len(set(calls)) == 5 == len(calls) and {"relu", "relu_1"} <= set(calls)
     assert isinstance(gm.get_submodule("relu_1"), nn.Sigmoid) and not any(log.values())
+
+
+def golden(fn: Callable[..., Any], want: str, **parts: Any) -> None:
+    _, log, gm = canonical(Net(fn, **parts))
+    assert_expected_inline(picture(gm, [Site(n, why) for n, why in log.items()], X), want, skip=1)
+
+
+def test_golden() -> None:
+    def forward(s: Any, x: Tensor) -> Tensor:
+        y = F.relu6(F.conv2d(s.pad(x), s.c.weight, s.c.bias))
+        y = F.dropout(y, 0.5, s.training).add(F.dropout(y, training=False))
+        y += y.tanh()
+        return torch.concat([s.none(y), y], axis=1).flatten(1)
+
+    golden(
+        forward,
+        """\
+x = x()
+pad = pad(x, pad=(1, 1, 1, 1), mode=constant, value=0.0)
+conv2d = Conv2d(pad)  trains weight, bias  saves pad[2, 4, 10, 10]
+relu6 = ReLU6(conv2d)  saves conv2d[2, 4, 8, 8]
+dropout = Dropout(relu6)  saves float32[2, 4, 8, 8]
+add = add(dropout, relu6)
+tanh = Tanh(add)  saves tanh[2, 4, 8, 8]
+iadd = iadd(add, tanh)
+concat = cat([iadd, iadd], 1)
+flatten = flatten(concat, 1, -1)
+output = output(flatten)""",
+        pad=nn.ZeroPad2d(1),
+        c=nn.Conv2d(4, 4, 3),
+        none=nn.Identity(),
+    )
+
+
+def test_golden_refusals() -> None:
+    golden(
+        lambda s, x: F.dropout(x),
+        """\
+x = x()
+dropout = dropout(x, p=0.5, training=True, inplace=False)
+output = output(dropout)
+# dropout: it drops in eval mode too (training=True)""",
+    )
+    golden(
+        lambda s, x: F.dropout(x, training=not s.training),
+        """\
+x = x()
+training_flag = TrainingFlag()
+not_ = not_(training_flag)
+dropout = dropout(x, p=0.5, training=not_, inplace=False)
+output = output(dropout)
+# dropout: training is computed while running (not_)""",
+    )
+    golden(
+        lambda s, x: F.dropout(x, x.shape[0] / 10, s.training),
+        """\
+x = x()
+getattr_1 = getattr(x, shape)
+getitem = getitem(getattr_1, 0)
+truediv = truediv(getitem, 10)
+training_flag = TrainingFlag()
+dropout = dropout(x, p=truediv, training=training_flag, inplace=False)
+output = output(dropout)
+# dropout: p is computed while running (truediv)""",
+    )
+    golden(
+        lambda s, x: F.avg_pool2d(x, kernel_size=x.shape[-2:]),
+        """\
+x = x()
+getattr_1 = getattr(x, shape)
+getitem = getitem(getattr_1, slice(-2, None, None))
+avg_pool2d = avg_pool2d(x, kernel_size=getitem)
+output = output(avg_pool2d)
+# avg_pool2d: kernel_size is computed while running (getitem)""",
+    )
+    golden(
+        lambda s, x: torch.clamp(x, True, 3),
+        """\
+x = x()
+clamp = clamp(x, True, 3)
+output = output(clamp)
+# clamp: its bounds are not numbers""",
+    )
+    golden(
+        lambda s, x: torch.add(x, x, alpha=2),
+        """\
+x = x()
+add = add(x, x, alpha=2)
+output = output(add)
+# add: it scales what it adds (alpha)""",
+    )
+    golden(
+        lambda s, x: (x * 1).sigmoid_(),
+        """\
+x = x()
+mul = mul(x, 1)
+sigmoid_ = sigmoid_(mul)
+output = output(sigmoid_)
+# sigmoid_: sigmoid_ works in place, and no module does""",
+    )
+    golden(
+        out_argument,
+        """\
+x = x()
+detach = detach(x)
+mul = mul(detach, 1)
+add = add(detach, detach, out=mul)
+add_1 = add(x, add)
+output = output(add_1)
+# add: add has the argument out, which is not handled""",
+    )
+    golden(
+        lambda s, x: s.pad(x),
+        """\
+x = x()
+pad = ZeroPad2d(x)
+output = output(pad)
+# pad: it has forward hooks""",
+        pad=hooked(nn.ZeroPad2d(1)),
+    )
+
+
+def hooked(m: nn.Module) -> nn.Module:
+    m.register_forward_hook(lambda m, i, o: o * 2)
+    return m
+
+
+def test_golden_refusals_of_functional_layers() -> None:
+    c, n = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+    golden(
+        lambda s, x: F.conv2d(x, s.c.weight * 2),
+        """\
+x = x()
+c_weight = c.weight()
+mul = mul(c_weight, 2)
+conv2d = conv2d(x, mul)  saves x[2, 4, 8, 8], mul[4, 4, 1, 1]
+output = output(conv2d)
+# conv2d: its weight is computed in forward""",
+        c=c,
+    )
+    golden(
+        lambda s, x: F.conv2d(x, s.c.weight, stride=x.shape[0]),
+        """\
+x = x()
+c_weight = c.weight()
+getattr_1 = getattr(x, shape)
+getitem = getitem(getattr_1, 0)
+conv2d = conv2d(x, c_weight, stride=getitem)  saves x[2, 4, 8, 8]
+output = output(conv2d)
+# conv2d: stride is computed while running (getitem)""",
+        c=c,
+    )
+    golden(
+        lambda s, x: F.batch_norm(x, None, None, training=True),
+        """\
+x = x()
+batch_norm = batch_norm(x, None, None, weight=None, bias=None, training=True, momentum=0.1, eps=1e-05)
+output = output(batch_norm)
+# batch_norm: it has no running statistics""",
+    )
+    golden(
+        lambda s, x: F.batch_norm(x, s.n.running_mean, s.n.running_var, training=True),
+        """\
+x = x()
+n_running_mean = n.running_mean()
+n_running_var = n.running_var()
+batch_norm = batch_norm(x, n_running_mean, n_running_var, weight=None, bias=None, training=True, momentum=0.1,
+    eps=1e-05)
+output = output(batch_norm)
+# batch_norm: it uses the batch's statistics in eval mode too (training=True)""",
+        n=n,
+    )
+    golden(
+        lambda s, x: F.batch_norm(x, s.n.running_mean, s.n.running_var, s.n.weight),
+        """\
+x = x()
+n_running_mean = n.running_mean()
+n_running_var = n.running_var()
+n_weight = n.weight()
+batch_norm = batch_norm(x, n_running_mean, n_running_var, weight=n_weight, bias=None, training=False,
+    momentum=0.1, eps=1e-05)  saves x[2, 4, 8, 8]
+output = output(batch_norm)
+# batch_norm: it has a weight or a bias, but not both""",
+        n=n,
+    )
+    golden(
+        lambda s, x: F.batch_norm(x, s.n.running_mean, s.n.running_var, training=not s.training),
+        """\
+x = x()
+n_running_mean = n.running_mean()
+n_running_var = n.running_var()
+training_flag = TrainingFlag()
+not_ = not_(training_flag)
+batch_norm = batch_norm(x, n_running_mean, n_running_var, weight=None, bias=None, training=not_, momentum=0.1,
+    eps=1e-05)
+output = output(batch_norm)
+# batch_norm: training is computed while running""",
+        n=n,
+    )

@@ -1,6 +1,9 @@
 """The compact-dropout pass: same random numbers, fewer bits, reasons for the rest."""
 
 import torch
+from expecttest import assert_expected_inline
+from graphs import picture
+from hard_nets import Lambda
 from torch import Tensor, fx, nn
 
 from floorplan.graph.driver import Pass, rewrite
@@ -70,3 +73,53 @@ def test_bytes_kept() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         gm(torch.randn(3, 5, 7, 7, requires_grad=True))
     assert saved == [(3 * 5 * 49 + 7) // 8, 2]
+
+
+def test_golden() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Dropout(0.1), nn.Dropout2d(0.1))
+    gm, log = rewrite(fx.symbolic_trace(model), [compact_dropout.PASS], lambda *a: None)
+    text = picture(gm.train(), log["compact_dropout"], torch.randn(2, 3, 6, 5))
+    assert_expected_inline(
+        text,
+        """\
+input_1 = input()
+_0 = Conv2d(input_1)  trains weight, bias  saves input_1[2, 3, 6, 5]
+_1 = PackedDropout(_0)  saves uint8[30]
+_2 = PackedDropout(_1)  saves uint8[1]
+output = output(_2)""",
+    )
+
+
+def read_again(m: Lambda, x: Tensor) -> Tensor:
+    y = m.c(x)
+    return m.drop(y) + y  # type: ignore[no-any-return]
+
+
+def test_golden_refusals() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.AlphaDropout(0.1), nn.FeatureAlphaDropout(0.1))
+    gm, log = rewrite(fx.symbolic_trace(model), [compact_dropout.PASS], lambda *a: None)
+    assert_expected_inline(
+        picture(gm.eval(), log["compact_dropout"], torch.randn(2, 3, 6, 5)),
+        """\
+input_1 = input()
+_0 = Conv2d(input_1)  trains weight, bias  saves input_1[2, 3, 6, 5]
+_1 = AlphaDropout(_0)
+_2 = FeatureAlphaDropout(_1)
+output = output(_2)
+# _1: AlphaDropout cannot be packed, it shifts and scales by its input's statistics, and torch keeps the noise;
+    use Dropout
+# _2: FeatureAlphaDropout cannot be packed, it shifts and scales by its input's statistics, and torch keeps the
+    noise; use Dropout""",
+    )
+    model = Lambda(read_again, c=nn.Conv2d(3, 4, 1), drop=nn.Dropout(0.5, True))
+    gm, log = rewrite(fx.symbolic_trace(model), [compact_dropout.PASS], lambda *a: None)
+    assert_expected_inline(
+        picture(gm.train(), log["compact_dropout"], torch.randn(2, 3, 6, 5)),
+        """\
+x = x()
+c = Conv2d(x)  trains weight, bias  saves x[2, 3, 6, 5]
+drop = Dropout(c)  saves float32[2, 4, 6, 5]
+add = add(drop, c)
+output = output(add)
+# drop: add reads what drop writes in place; set inplace=False""",
+    )

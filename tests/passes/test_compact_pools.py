@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from graphs import golden
+from hard_nets import Lambda
 from torch import fx, nn
 
 from floorplan.graph.driver import Pass, rewrite
@@ -79,3 +81,49 @@ def test_max_pool_holds_no_whole_index_map() -> None:
             now += event.nbytes()
             peak = max(peak, now)
     assert y.nbytes + packed.nbytes <= peak < y.nbytes + packed.nbytes + 8 * y.numel()
+
+
+def test_golden() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1))
+    golden(
+        [compact_pools.PASS],
+        model,
+        torch.randn(2, 3, 8, 8),
+        """\
+input_1 = input()
+_0 = Conv2d(input_1)  trains weight, bias  saves input_1[2, 3, 8, 8]
+_1 = PackedMaxPool(_0)  saves uint8[32]
+_2 = ShapeAvgPool(_1)
+_3 = ShapeAdaptiveAvgPool(_2)
+output = output(_3)""",
+    )
+
+
+def test_golden_refusals() -> None:
+    pools = dict(i=nn.MaxPool2d(2, return_indices=True), w=nn.MaxPool2d(17), a=nn.AdaptiveMaxPool2d(3))
+    model = Lambda(
+        lambda m, x: (m.i(x)[0], m.w(x), m.a(x), m.p(x), m.f(x)),
+        **pools,
+        p=nn.LPPool2d(2, 3),
+        f=nn.FractionalMaxPool2d(2, 3),
+    )
+    golden(
+        [compact_pools.PASS],
+        model,
+        torch.randn(1, 1, 18, 18),
+        """\
+x = x()
+i = MaxPool2d(x)
+getitem = getitem(i, 0)
+w = MaxPool2d(x)
+a = AdaptiveMaxPool2d(x)
+p = LPPool2d(x)
+f = FractionalMaxPool2d(x)
+output = output((getitem, w, a, p, f))
+# i: MaxPool2d returns its indices, which are int64; set return_indices=False
+# w: MaxPool2d has 289 window positions, more than 256; use a smaller kernel
+# a: AdaptiveMaxPool2d cannot be packed, its windows differ in size with the input's; use a MaxPool with a fixed
+    kernel
+# p: LPPool2d cannot be packed, it is neither a maximum nor a mean; use MaxPool or AvgPool
+# f: FractionalMaxPool2d cannot be packed, its windows are drawn at random; use a MaxPool with a fixed kernel""",
+    )

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from graphs import randomize, show, site_at
+from expecttest import assert_expected_inline
+from graphs import picture, randomize, show, site_at
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
@@ -373,3 +374,134 @@ def test_who_writes_where() -> None:
     names = {n.name: {r.name for r in written(gm, n, roots)} for n in gm.graph.nodes}
     assert {n for n, w in names.items() if "mul" in w} == {"relu_", "drop", "relu", "mul_", "relu__1", "copy_", "add"}
     assert {n for n, w in names.items() if not w} >= {"mul", "view", "relu_1", "sigmoid"}
+
+
+def pictured(forward: Any, want: str, check: Check | None = None) -> None:
+    assert_expected_inline(picture(*fuse(forward, check), X), want, skip=1)
+
+
+def test_golden() -> None:
+    pictured(
+        lambda m, x: m.relu(m.bn(m.b(F.relu6(m.a(F.pad(x, (1, 1)))[..., 1:-1]))) + x),
+        """\
+x = x()
+a = FusedConv[rank=2](x)  trains U  saves float64[2, 2, 6, 5]
+getitem = getitem(a, (Ellipsis, slice(1, -1, None)))
+relu6 = ReLU6(getitem)  saves a[2, 4, 6, 5]
+b = FusedConv[rank=2, ReLU](relu6, x)  trains U  saves float64[2, 2, 6, 5], uint8[30]
+output = output(b)""",
+    )
+    pictured(
+        lambda m, x: m.one(F.pad(x, (2, 1, 0, 3), "reflect")),
+        """\
+x = x()
+one = FusedConv[rank=2](x)  trains U  saves float64[2, 2, 6, 5]
+output = output(one)""",
+    )
+
+
+def test_golden_refused_paddings() -> None:
+    pictured(
+        lambda m, x: m.a(F.pad(x, (-1, 0))),
+        """\
+x = x()
+pad = pad(x, pad=(-1, 0), mode=constant, value=None)
+a = FusedConv[rank=2](pad)  trains U  saves float64[2, 2, 6, 4]
+output = output(a)
+# pad: negative padding crops""",
+    )
+    pictured(
+        lambda m, x: m.a(F.pad(x, (1, 0), value=2.0)),
+        """\
+x = x()
+pad = pad(x, pad=(1, 0), mode=constant, value=2.0)
+a = FusedConv[rank=2](pad)  trains U  saves float64[2, 2, 6, 6]
+output = output(a)
+# pad: pads with 2.0, which does not commute with the projection""",
+    )
+    pictured(
+        lambda m, x: m.a(F.pad(x, (1, 1, 1, 1), "reflect")),
+        """\
+x = x()
+pad = pad(x, pad=(1, 1, 1, 1), mode=reflect, value=None)
+a = FusedConv[rank=2](pad)  trains U  saves float64[2, 2, 8, 7]
+output = output(a)
+# pad: reflect padding before a conv that pads by itself""",
+    )
+    pictured(
+        lambda m, x: m.a(F.pad(x, (0, 0, 0, 0, 0, 0, 1, 0))),
+        """\
+x = x()
+pad = pad(x, pad=(0, 0, 0, 0, 0, 0, 1, 0), mode=constant, value=None)
+a = FusedConv[rank=2](pad)  trains U  saves float64[3, 2, 6, 5]
+output = output(a)
+# pad: pads batch or channels""",
+    )
+    pictured(
+        lambda m, x: m.a(F.pad(x, (x.size(0) - 1, 0))),
+        """\
+x = x()
+size = size(x, 0)
+sub = sub(size, 1)
+pad = pad(x, pad=(sub, 0), mode=constant, value=None)
+a = FusedConv[rank=2](pad)  trains U  saves float64[2, 2, 6, 6]
+output = output(a)
+# pad: padding is computed at run time""",
+    )
+    pictured(
+        pad_then_write,
+        """\
+x = x()
+silu = SiLU(x)
+pad = pad(silu, pad=(1, 1), mode=constant, value=None)
+relu_ = ReLU(silu)
+a = FusedConv[rank=2](pad)  trains U  saves float64[2, 2, 6, 7]
+output = output((a, silu))
+# pad: relu_ writes into silu before a reads the padded copy""",
+    )
+
+
+def pad_then_write(m: Any, x: Tensor) -> Any:
+    s = m.silu(x)
+    p = F.pad(s, (1, 1))
+    m.relu_(s)
+    return m.a(p), s
+
+
+def into_a_view(m: Any, x: Tensor) -> Any:
+    s = m.silu(x)
+    whole = s.view(2, -1)
+    s += m.a(x)
+    return s, whole * 2
+
+
+def into_the_input(m: Any, x: Tensor) -> Any:
+    y = m.a(x)
+    x += y
+    return m.c(x)
+
+
+def test_golden_refused_adds() -> None:
+    pictured(
+        into_a_view,
+        """\
+x = x()
+silu = SiLU(x)
+view = view(silu, 2, -1)
+a = FusedConv[rank=2](x)  trains U  saves float64[2, 2, 6, 5]
+iadd = iadd(silu, a)
+mul = mul(view, 2)
+output = output((iadd, mul))
+# iadd: += overwrites silu, which mul reads""",
+    )
+    pictured(
+        into_the_input,
+        """\
+x = x()
+a = FusedConv[rank=2](x)  trains U  saves float64[2, 2, 6, 5]
+iadd = iadd(x, a)
+c = FusedConv[rank=2](iadd)  trains U  saves float64[2, 2, 6, 5]
+output = output(c)
+# iadd: += writes into x, which is not the graph's own""",
+        lambda *a: None,
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import kept_bytes, randomize, run_passes, show
+from graphs import golden, kept_bytes, randomize, run_passes, show
 from torch import Tensor, fx, nn
 
 import floorplan
@@ -93,7 +93,7 @@ b_0 = FusedConv(a_0, b_0_branch)
 short_branch = RankBranch(a_0)
 short = FusedConv(a_0, short_branch)
 add = add(b_0, short)
-relu = PackedActivation(add)
+relu = PackedActivation[ReLU](add)
 mean = mean(relu, (2, 3))
 head = Linear(mean)
 output = output(head)"""
@@ -203,3 +203,51 @@ def test_from_rewrite_to_file(method: str, tmp_path: Path) -> None:
     assert torch.equal(again.eval()(X), result.module(X))
     trained = [[n for n, p in m.named_parameters() if p.requires_grad] for m in (again, result.module)]
     assert trained[0] == trained[1] and len(trained[0]) == (9 if method == "memflora-bnr" else 3)
+
+
+def test_golden() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    golden(
+        [fold_batchnorm.PASS, branch()],
+        model,
+        X,
+        """\
+input_1 = input()
+_0_branch = RankBranch(input_1)  trains U  saves float64[2, 2, 6, 5], float64[4, 2, 3, 3]
+_0 = FusedConv(input_1)
+add = add(_0, _0_branch)
+_2 = ReLU(add)  saves _2[2, 4, 4, 3]
+output = output(_2)""",
+    )
+    golden(
+        [fold_batchnorm.PASS, branch(kernel="down", bn=True)],
+        model,
+        X,
+        """\
+input_1 = input()
+_0_branch = RankBranch(input_1)  trains U, norm.weight, norm.bias  saves float64[2, 2, 4, 3], float64[2, 2, 4,
+    3]
+_0 = FusedConv(input_1)
+add = add(_0, _0_branch)
+_2 = ReLU(add)  saves _2[2, 4, 4, 3]
+output = output(_2)""",
+    )
+
+
+def test_golden_refusals() -> None:
+    grouped, up = nn.Conv2d(8, 8, 3, groups=2), nn.ConvTranspose2d(8, 8, 2)
+    golden(
+        [branch(sites="all")],
+        nn.Sequential(nn.Conv2d(8, 8, 1), grouped, up),
+        X,
+        """\
+input_1 = input()
+_0_branch = RankBranch(input_1)  trains U  saves float64[2, 2, 6, 5]
+_0 = FusedConv(input_1)
+add = add(_0, _0_branch)
+_1 = FusedConv(add)
+_2 = FusedConv(_1)
+output = output(_2)
+# 1: a branch of two convs is defined for ungrouped convs; this one has 2 groups; frozen
+# 2: a branch of two convs is defined for convs, not for transposed ones; frozen""",
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import run_passes
+from graphs import golden, run_passes
 from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError
@@ -168,3 +168,112 @@ def test_options_that_do_not_fit_are_the_users() -> None:
         insert("lora-c", rank=0)
     with pytest.raises(FloorplanError, match=r"^no conv was adapted \(7 looked at with --sites x --rank 2\)"):
         insert("lora-c", sites="x")
+
+
+def test_golden() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 6, 3), nn.BatchNorm2d(6), nn.ReLU())
+    golden(
+        [lora("lora-c")],
+        model,
+        X,
+        """\
+input_1 = input()
+_0 = LoraC(input_1)  trains A, B  saves input_1[2, 8, 6, 5], float64[6, 8, 3, 3]
+_1 = BatchNorm2d(_0)  saves _0[2, 6, 4, 3]
+_2 = ReLU(_1)  saves _2[2, 6, 4, 3]
+output = output(_2)""",
+    )
+    golden(
+        [lora("lora-c-official")],
+        model,
+        X,
+        """\
+input_1 = input()
+_0 = LoraCOfficial(input_1)  trains A, B  saves input_1[2, 8, 6, 5], float64[6, 8, 3, 3]
+_1 = BatchNorm2d(_0)  saves _0[2, 6, 4, 3]
+_2 = ReLU(_1)  saves _2[2, 6, 4, 3]
+output = output(_2)""",
+    )
+    golden(
+        [lora("lora-conv")],
+        model,
+        X,
+        """\
+input_1 = input()
+_0 = SideConv(input_1)  trains A, B  saves input_1[2, 8, 6, 5], float64[2, 2, 4, 3]
+_1 = BatchNorm2d(_0)  saves _0[2, 6, 4, 3]
+_2 = ReLU(_1)  saves _2[2, 6, 4, 3]
+output = output(_2)""",
+    )
+    golden(
+        [lora("lora-edge")],
+        model,
+        X,
+        """\
+input_1 = input()
+_0 = FactorConv(input_1)  trains U  saves float64[2, 2, 4, 3]
+_1 = BatchNorm2d(_0)  saves _0[2, 6, 4, 3]
+_2 = ReLU(_1)  saves _2[2, 6, 4, 3]
+output = output(_2)""",
+    )
+    golden(
+        [lora("lora-fa")],
+        model,
+        X,
+        """\
+input_1 = input()
+_0 = FactorConv(input_1)  trains U  saves float64[2, 2, 4, 3]
+_1 = BatchNorm2d(_0)  saves _0[2, 6, 4, 3]
+_2 = ReLU(_1)  saves _2[2, 6, 4, 3]
+output = output(_2)""",
+    )
+
+
+def test_golden_refusals() -> None:
+    def model() -> nn.Module:
+        up = nn.ConvTranspose2d(8, 8, 2)
+        return nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1, groups=2), nn.Conv2d(8, 8, (1, 3)), up)
+
+    golden(
+        [lora("lora-c", sites="all")],
+        model(),
+        X,
+        """\
+input_1 = input()
+_0 = LoraC(input_1)  trains A, B  saves input_1[2, 8, 6, 5], float64[8, 8, 1, 1]
+_1 = Conv2d(_0)  saves _0[2, 8, 6, 5]
+_2 = LoraC(_1)  trains A, B  saves _1[2, 8, 6, 5], float64[8, 8, 1, 3]
+_3 = ConvTranspose2d(_2)  saves _2[2, 8, 6, 3]
+output = output(_3)
+# 1: lora-c is defined for ungrouped 1-D and 2-D convs; frozen as it is
+# 3: lora-c is defined for convs, not for transposed ones; frozen as it is""",
+    )
+    golden(
+        [lora("lora-c-official", sites="all")],
+        model(),
+        X,
+        """\
+input_1 = input()
+_0 = LoraCOfficial(input_1)  trains A, B  saves input_1[2, 8, 6, 5], float64[8, 8, 1, 1]
+_1 = LoraCOfficial(_0)  trains A, B  saves _0[2, 8, 6, 5], float64[8, 4, 1, 1]
+_2 = Conv2d(_1)  saves _1[2, 8, 6, 5]
+_3 = ConvTranspose2d(_2)  saves _2[2, 8, 6, 3]
+output = output(_3)
+# 2: lora-c-official needs a square kernel; frozen as it is
+# 3: lora-c-official is defined for convs, not for transposed ones; frozen as it is""",
+    )
+    golden(
+        [lora("lora-conv", sites="0")],
+        model(),
+        X,
+        """\
+input_1 = input()
+_0 = SideConv(input_1)  trains A, B  saves input_1[2, 8, 6, 5], float64[2, 2, 6, 5]
+_1 = Conv2d(_0)  saves _0[2, 8, 6, 5]
+_2 = Conv2d(_1)  saves _1[2, 8, 6, 5]
+_3 = ConvTranspose2d(_2)  saves _2[2, 8, 6, 3]
+output = output(_3)
+# 1: not matched by --sites 0; frozen as it is
+# 2: not matched by --sites 0; frozen as it is
+# 3: not matched by --sites 0; frozen as it is""",
+    )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import randomize, run_passes, show
+from graphs import golden, randomize, run_passes, show
 from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError
@@ -166,3 +166,106 @@ def test_everything_else_is_frozen_in_train_mode_too() -> None:
 def test_options_are_the_passes_own() -> None:
     p = memflora(rank=3, sites="all", seed=5, train_head=True)
     assert p.name == "insert_memflora" and p.run == Insert(3, "all", 5, True)
+
+
+LINE = [fold_batchnorm.PASS, memflora(2, "auto")]
+
+
+def test_golden() -> None:
+    golden(
+        LINE,
+        nn.Sequential(nn.Conv2d(8, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 4, 1)),
+        X,
+        """\
+input_1 = input()
+_0 = FusedConv[rank=2](input_1)  trains U  saves float64[2, 2, 6, 5]
+_2 = ReLU(_0)  saves _2[2, 12, 4, 3]
+_3 = FusedConv[rank=2](_2)  trains U  saves float64[2, 2, 4, 3]
+output = output(_3)""",
+    )
+
+
+def test_golden_choices() -> None:
+    """Depthwise, too narrow, grouped; not pointwise; not matched."""
+    golden(
+        LINE,
+        mixed()[2:],
+        X[:, :1].expand(-1, 12, -1, -1),
+        """\
+input_1 = input()
+_2 = FusedConv(input_1)
+_3 = FusedConv(_2)
+_4 = FusedConv[rank=2](_3)  trains U  saves float64[2, 2, 4, 3]
+_5 = FusedConv(_4)
+output = output(_5)
+# 2: depthwise: one input channel a group, so q would be as wide as the input; frozen
+# 3: grouped (2 groups); --sites all adapts it too; frozen
+# 5: rank 2 is no smaller than its input width 2; frozen""",
+    )
+    golden(
+        [memflora(2, "auto")],
+        nn.Sequential(nn.Conv2d(8, 8, 1, groups=2), nn.Conv2d(8, 8, 3)),
+        X,
+        """\
+input_1 = input()
+_0 = FusedConv(input_1)
+_1 = FusedConv[rank=2](_0)  trains U  saves float64[2, 2, 6, 5]
+output = output(_1)
+# 0: grouped (2 groups); --sites all adapts it too; frozen""",
+    )
+    golden(
+        [memflora(2, "1")],
+        nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3)),
+        X,
+        """\
+input_1 = input()
+_0 = FusedConv(input_1)
+_1 = FusedConv[rank=2](_0)  trains U  saves float64[2, 2, 6, 5]
+output = output(_1)
+# 0: not matched by --sites 1; frozen""",
+    )
+
+
+class Sized(nn.Module):
+    """A conv that is called with more than its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.c = nn.ConvTranspose2d(8, 8, 2, 2), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.up(x, output_size=[13, 10]))  # type: ignore[no-any-return]
+
+
+def test_golden_refusals() -> None:
+    """What stays a conv: a parametrized weight, hooks, a forward of its own, more arguments."""
+    fit, hooked, odd = (nn.Conv2d(8, 8, 1) for _ in range(3))
+    normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 1))
+    hooked.register_forward_hook(lambda *a: None)
+    odd.forward = lambda x: x * 2  # type: ignore[method-assign, assignment]
+    golden(
+        LINE,
+        nn.Sequential(fit, normed, hooked, odd),
+        X,
+        """\
+input_1 = input()
+_0 = FusedConv[rank=2](input_1)  trains U  saves float64[2, 2, 6, 5]
+_1 = ParametrizedConv2d(_0)  saves _0[2, 8, 6, 5], float64[8, 8, 1, 1]
+_2 = Conv2d(_1)  saves _1[2, 8, 6, 5]
+_3 = Conv2d(_2)
+output = output(_3)
+# 1: its weight is parametrized; remove the parametrization first (leave_parametrized=True); frozen as it is
+# 2: it has hooks, which a fused site would drop; frozen as it is
+# 3: Conv2d has a forward of its own; frozen as it is""",
+    )
+    golden(
+        LINE,
+        Sized(),
+        X,
+        """\
+x = x()
+up = ConvTranspose2d(x, output_size=[13, 10])
+c = FusedConv[rank=2](up)  trains U  saves float64[2, 2, 13, 10]
+output = output(c)
+# up: it is called with output_size, which a site does not take; frozen as it is""",
+    )

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import randomize, run_passes
+from graphs import golden, randomize, run_passes
 from hard_nets import Lambda
 from torch import Tensor, fx, nn
 
@@ -172,3 +172,42 @@ def test_a_model_without_such_a_conv_is_refused() -> None:
     for model in (nn.Sequential(nn.Conv2d(8, 4, 1)), mobile()):
         with pytest.raises(FloorplanError, match="^memflora-paper: no conv with a BatchNorm behind it"):
             insert(model, sites="nothing")
+
+
+def test_golden() -> None:
+    golden(
+        [paper()],
+        nn.Sequential(nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4), nn.ReLU6()),
+        X,
+        """\
+input_1 = input()
+_0 = PaperSite[rank=2, ReLU6](input_1)  trains U  saves float64[4], float64[2, 2, 6, 5], uint8[12]
+output = output(_0)""",
+    )
+
+
+def test_golden_refusals() -> None:
+    """A BatchNorm alone, one behind a grouped conv, one without statistics."""
+    model = nn.Sequential(
+        nn.BatchNorm2d(8),
+        nn.Conv2d(8, 8, 1),
+        nn.BatchNorm2d(8),
+        nn.Conv2d(8, 8, 1, groups=8),
+        nn.BatchNorm2d(8),
+        nn.BatchNorm2d(8, track_running_stats=False),
+    )
+    golden(
+        [paper()],
+        model,
+        X,
+        """\
+input_1 = input()
+_0 = PaperSite(input_1)
+_1 = PaperSite[rank=2](_0)  trains U  saves float64[8], float64[2, 2, 6, 5]
+_3 = PaperSite(_1)  saves float64[8]
+_5 = BatchNorm2d(_3)  saves _3[2, 8, 6, 5], float64[8], float64[8]
+output = output(_5)
+# _5: no running statistics: it normalises by the batch in eval mode too; frozen as it is
+# 0: frozen: keeps its gate and its scale
+# 3: frozen: keeps its gate and its scale""",
+    )

@@ -7,7 +7,8 @@ from typing import Any
 import backbones
 import pytest
 import torch
-from graphs import randomize, run_passes, show
+from graphs import golden, randomize, run_passes, show
+from hard_nets import Lambda
 from torch import Tensor, fx, nn
 
 import floorplan
@@ -73,12 +74,12 @@ def test_tinytl() -> None:
         show(gm, log)
         == """\
 x = x()
-stem_0 = TinySite(x)
-one_0_a = TinySite(stem_0)
+stem_0 = TinySite[ReLU6](x)
+one_0_a = TinySite[ReLU](stem_0)
 one_0_b = TinySite(one_0_a)
 one_lite = LiteResidual(stem_0, one_0_b)
 add_1 = add(one_0_b, one_lite)
-two_a = TinySite(add_1)
+two_a = TinySite[ReLU](add_1)
 two_b = TinySite(two_a)
 two_lite = LiteResidual(add_1, two_b)
 add_2 = add(two_b, two_lite)
@@ -305,7 +306,7 @@ def test_a_block_that_runs_twice_has_one_branch() -> None:
 def test_an_activation_behind_the_block_waits_for_the_add() -> None:
     gm, log = insert(nn.Sequential(Block(inplace=False), nn.ReLU(True), Block(8, 6)))
     text = show(gm, log)
-    assert "add = add(_0_b, _0_lite)\n_1 = ReLU(add)\n_2_a = TinySite(_1)" in text
+    assert "add = add(_0_b, _0_lite)\n_1 = ReLU(add)\n_2_a = TinySite[ReLU](_1)" in text
 
 
 def test_what_is_not_fixed_stays_and_trains_its_bias() -> None:
@@ -351,3 +352,125 @@ def test_from_rewrite_to_file(method: str, tmp_path: Path) -> None:
     assert torch.equal(again.eval()(X), result.module(X))
     trained = [[n for n, p in m.named_parameters() if p.requires_grad] for m in (again, result.module)]
     assert trained[0] == trained[1] and len(trained[0]) == 20
+
+
+def test_golden() -> None:
+    golden(
+        [tinytl()],
+        nn.Sequential(Block()),
+        X,
+        """\
+input_1 = input()
+_0_a = TinySite[ReLU](input_1)  trains beta, bias  saves float64[12], float64[12], bool[2, 12, 6, 5]
+_0_b = TinySite(_0_a)  trains beta  saves float64[8]
+_0_lite = LiteResidual(input_1, _0_b)  trains wide, weight, bias, point, U, B  saves float64[2, 8, 3, 3],
+    float64[2, 8, 3, 3], float64[2, 1], float64[2, 1], float64[2, 8, 3, 3], float64[2, 8, 3, 3], float64[2, 8,
+    3, 3], float64[2, 1], float64[2, 1]
+add = add(_0_b, _0_lite)
+output = output(add)""",
+    )
+    golden(
+        [tinytl(train_bn=True)],
+        nn.Sequential(Block()),
+        X,
+        """\
+input_1 = input()
+_0_a = FrozenConv(input_1)  trains bias
+_0_n = BatchNorm2d(_0_a)  trains bias  saves _0_a[2, 12, 6, 5]
+_0_act = ReLU(_0_n)  saves _0_n[2, 12, 6, 5]
+_0_b = FrozenConv(_0_act)
+_0_m = BatchNorm2d(_0_b)  trains bias  saves _0_b[2, 8, 6, 5]
+_0_lite = LiteResidual(input_1, _0_m)  trains wide, weight, bias, point, U, B  saves float64[2, 8, 3, 3],
+    float64[2, 8, 3, 3], float64[2, 1], float64[2, 1], float64[2, 8, 3, 3], float64[2, 8, 3, 3], float64[2, 8,
+    3, 3], float64[2, 1], float64[2, 1]
+add = add(_0_m, _0_lite)
+output = output(add)""",
+    )
+
+
+def inputs_of_two(m: Lambda, x: Tensor) -> Tensor:
+    y = m.c(x)
+    return m.fit(m.join((x, y)))  # type: ignore[no-any-return]
+
+
+class Join(nn.Module):
+    """Two convs that read two values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, xs: tuple[Tensor, Tensor]) -> Tensor:
+        return self.a(xs[0]) + self.b(xs[1])  # type: ignore[no-any-return]
+
+
+class Fork(Join):
+    """Two convs of which both results are used."""
+
+    def forward(self, x: Any) -> Any:
+        return self.a(x), self.b(x)
+
+
+def test_golden_refusals() -> None:
+    def forked(m: Lambda, x: Tensor) -> Tensor:
+        y, z = m.fork(x)
+        return m.fit(y + z)  # type: ignore[no-any-return]
+
+    golden(
+        [tinytl()],
+        Lambda(inputs_of_two, c=nn.Conv2d(8, 8, 1), join=Join(), fit=Block()),
+        X,
+        """\
+x = x()
+c = FrozenConv(x)  trains bias
+join_a = FrozenConv(x)  trains bias
+join_b = FrozenConv(c)  trains bias
+add = add(join_a, join_b)
+fit_a = TinySite[ReLU](add)  trains beta, bias  saves float64[12], float64[12], bool[2, 12, 6, 5]
+fit_b = TinySite(fit_a)  trains beta  saves float64[8]
+fit_lite = LiteResidual(add, fit_b)  trains wide, weight, bias, point, U, B  saves add[2, 8, 6, 5], float64[2,
+    8, 3, 3], float64[2, 8, 3, 3], float64[2, 1], float64[2, 1], float64[2, 8, 3, 3], float64[2, 8, 3, 3],
+    float64[2, 8, 3, 3], float64[2, 1], float64[2, 1]
+add_1 = add(fit_b, fit_lite)
+output = output(add_1)
+# join: it reads 2 values from outside (x, c), not one""",
+    )
+    golden(
+        [tinytl()],
+        Lambda(forked, fork=Fork(), fit=Block()),
+        X,
+        """\
+x = x()
+fork_a = FrozenConv(x)  trains bias
+fork_b = FrozenConv(x)  trains bias
+add = add(fork_a, fork_b)
+fit_a = TinySite[ReLU](add)  trains beta, bias  saves float64[12], float64[12], bool[2, 12, 6, 5]
+fit_b = TinySite(fit_a)  trains beta  saves float64[8]
+fit_lite = LiteResidual(add, fit_b)  trains wide, weight, bias, point, U, B  saves add[2, 8, 6, 5], float64[2,
+    8, 3, 3], float64[2, 8, 3, 3], float64[2, 1], float64[2, 1], float64[2, 8, 3, 3], float64[2, 8, 3, 3],
+    float64[2, 8, 3, 3], float64[2, 1], float64[2, 1]
+add_1 = add(fit_b, fit_lite)
+output = output(add_1)
+# fork: 2 of its values are used outside (fork_a, fork_b), not one""",
+    )
+    up = nn.Sequential(nn.ConvTranspose3d(8, 8, 1), nn.Conv3d(8, 8, 1))
+    model = Lambda(lambda m, x: m.fit(m.up(x[:, :, None])[:, :, 0]), up=up, fit=Block())
+    golden(
+        [tinytl()],
+        model,
+        X,
+        """\
+x = x()
+getitem = getitem(x, (slice(None, None, None), slice(None, None, None), None))
+up_0 = FrozenConv(getitem)  trains bias
+up_1 = FrozenConv(up_0)  trains bias
+getitem_1 = getitem(up_1, (slice(None, None, None), slice(None, None, None), 0))
+fit_a = TinySite[ReLU](getitem_1)  trains beta, bias  saves float64[12], float64[12], bool[2, 12, 6, 5]
+fit_b = TinySite(fit_a)  trains beta  saves float64[8]
+fit_lite = LiteResidual(getitem_1, fit_b)  trains wide, weight, bias, point, U, B  saves up_1[2, 8, 6, 5],
+    float64[2, 8, 3, 3], float64[2, 8, 3, 3], float64[2, 1], float64[2, 1], float64[2, 8, 3, 3], float64[2, 8,
+    3, 3], float64[2, 8, 3, 3], float64[2, 1], float64[2, 1]
+add = add(fit_b, fit_lite)
+output = output(add)
+# up: up.0 is a ConvTranspose3d: TinyTL's lite residual is defined for 2-D convs""",
+    )

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
+from graphs import picture
 from torch import fx, nn
 
 from floorplan.errors import FloorplanError
@@ -40,3 +42,19 @@ def test_options_that_do_not_fit() -> None:
         lossy(0)
     with pytest.raises(FloorplanError, match="fit"):
         lossy(2, "guess")
+
+
+def test_golden() -> None:
+    gm, log = approximate(graph(), 4, "minimax")
+    assert_expected_inline(
+        picture(gm, log, torch.randn(2, 3, 4, 4)),
+        """\
+input_1 = input()
+_0 = Conv2d(input_1)  trains weight, bias  saves input_1[2, 3, 4, 4]
+_1 = LossyActivation[SiLU](_0)  saves uint8[64]
+_2 = Softsign(_1)  saves _1[2, 4, 4, 4], float32[2, 4, 4, 4], _1[2, 4, 4, 4]
+_3 = ReLU(_2)  saves _3[2, 4, 4, 4]
+output = output(_3)
+# _1: LOSSY gradient, bits=4, |error| <= 0.03749 |g|, fit=minimax
+# _2: Softsign has no few-bit derivative; known are SiLU, Hardswish, GELU, Mish, ELU, Tanh, Sigmoid, Softplus""",
+    )

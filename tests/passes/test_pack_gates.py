@@ -5,10 +5,11 @@ from copy import deepcopy
 
 import pytest
 import torch
+from graphs import golden
 from torch import Tensor, fx, nn
 
 from floorplan.graph.driver import Pass, rewrite
-from floorplan.layers.activations import Gate, PackedActivation, activation_refusal, gate_of
+from floorplan.layers.activations import UNGATEABLE, Gate, PackedActivation, activation_refusal, gate_of
 from floorplan.passes import pack_gates
 
 
@@ -118,3 +119,98 @@ def test_subclass_is_not_taken_for_its_parent() -> None:
             return x * x
 
     assert isinstance(gate_of(Odd()), str)
+
+
+def test_golden() -> None:
+    slope = nn.PReLU(4).requires_grad_(False)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Hardtanh(), slope)
+    golden(
+        [pack_gates.PASS],
+        model,
+        torch.randn(2, 3, 6, 5),
+        """\
+input_1 = input()
+_0 = Conv2d(input_1)  trains weight, bias  saves input_1[2, 3, 6, 5]
+_1 = PackedActivation[ReLU](_0)  saves uint8[30]
+_2 = PackedActivation[Hardtanh](_1)  saves uint8[30]
+_3 = PackedActivation(_2)  saves uint8[30]
+output = output(_3)""",
+    )
+
+
+def test_golden_refusals() -> None:
+    x, softmax = torch.randn(2, 4, 6, 4), (nn.Softmax, nn.LogSoftmax)
+    acts = [*(kind(1) if kind in softmax else kind() for kind in UNGATEABLE), nn.PReLU()]
+    golden(
+        [pack_gates.PASS],
+        nn.Sequential(*acts),
+        x,
+        """\
+input_1 = input()
+_0 = SiLU(input_1)
+_1 = Hardswish(_0)
+_2 = GELU(_1)
+_3 = Mish(_2)
+_4 = ELU(_3)
+_5 = CELU(_4)
+_6 = SELU(_5)
+_7 = Sigmoid(_6)
+_8 = LogSigmoid(_7)
+_9 = Tanh(_8)
+_10 = Softplus(_9)
+_11 = Softsign(_10)
+_12 = Tanhshrink(_11)
+_13 = GLU(_12)
+_14 = Softmax(_13)
+_15 = Softmax2d(_14)
+_16 = LogSoftmax(_15)
+_17 = PReLU(_16)  trains weight  saves _16[2, 4, 6, 2]
+output = output(_17)
+# _0: SiLU cannot be gated, its derivative is a curve, not two values; recompute it exactly, keep a few-bit
+    derivative (lossy), or train with ReLU6
+# _1: Hardswish cannot be gated, its derivative is a line between -3 and 3; recompute it exactly, keep a few-bit
+    derivative (lossy), or train with ReLU6
+# _2: GELU cannot be gated, its derivative is a curve, not two values; recompute it exactly, keep a few-bit
+    derivative (lossy), or train with ReLU
+# _3: Mish cannot be gated, its derivative is a curve, not two values; recompute it exactly, keep a few-bit
+    derivative (lossy), or train with ReLU6
+# _4: ELU cannot be gated, its derivative is a curve below 0; recompute it exactly, keep a few-bit derivative
+    (lossy), or train with LeakyReLU
+# _5: CELU cannot be gated, its derivative is a curve below 0; recompute it exactly, keep a few-bit derivative
+    (lossy), or train with LeakyReLU
+# _6: SELU cannot be gated, its derivative is a curve below 0; recompute it exactly, keep a few-bit derivative
+    (lossy), or train with LeakyReLU
+# _7: Sigmoid cannot be gated, its derivative is a curve of its output; recompute it exactly, keep a few-bit
+    derivative (lossy), or train with Hardsigmoid
+# _8: LogSigmoid cannot be gated, its derivative is a curve, not two values; recompute it exactly, keep a
+    few-bit derivative (lossy), or train with Hardsigmoid
+# _9: Tanh cannot be gated, its derivative is a curve of its output; recompute it exactly, keep a few-bit
+    derivative (lossy), or train with Hardtanh
+# _10: Softplus cannot be gated, its derivative is a curve, not two values; recompute it exactly, keep a few-bit
+    derivative (lossy), or train with ReLU
+# _11: Softsign cannot be gated, its derivative is a curve, not two values; recompute it exactly, keep a few-bit
+    derivative (lossy), or train with Hardtanh
+# _12: Tanhshrink cannot be gated, its derivative is a curve, not two values; recompute it exactly, keep a
+    few-bit derivative (lossy), or train with Softshrink
+# _13: GLU cannot be gated, it is a product and needs both factors; recompute it exactly, keep a few-bit
+    derivative (lossy), or train with ReLU
+# _14: Softmax cannot be gated, its derivative is a curve of its output; recompute it exactly, keep a few-bit
+    derivative (lossy), or train with no softmax inside the network
+# _15: Softmax2d cannot be gated, its derivative is a curve of its output; recompute it exactly, keep a few-bit
+    derivative (lossy), or train with no softmax inside the network
+# _16: LogSoftmax cannot be gated, its derivative is a curve of its output; recompute it exactly, keep a few-bit
+    derivative (lossy), or train with a loss that takes logits
+# _17: PReLU with a trainable slope needs its input for the gradient; freeze the slope""",
+    )
+    golden(
+        [pack_gates.PASS],
+        ReadsOverwritten(),
+        x[:, :3],
+        """\
+x = x()
+conv = Conv2d(x)  trains weight, bias  saves x[2, 3, 6, 4]
+act = ReLU(conv)  saves conv[2, 4, 6, 4]
+add = add(act, conv)
+output = output(add)
+# act: add reads what act writes in place; set inplace=False""",
+    )

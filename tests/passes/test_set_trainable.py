@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from graphs import golden
 from torch import fx, nn
 
 from floorplan.errors import FloorplanError
@@ -83,3 +84,75 @@ def test_a_model_without_such_parameters_is_refused(what: str) -> None:
 
 def test_choices_are_complete() -> None:
     assert list(CHOICES) == ["full", "none", "bias", "norm"]
+
+
+def test_golden() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+
+    x = torch.randn(2, 3, 2, 2)
+    golden(
+        [trainable("full")],
+        model(),
+        x,
+        """\
+input_1 = input()
+_0 = Conv2d(input_1)  trains weight, bias  saves input_1[2, 3, 2, 2]
+_1 = BatchNorm2d(_0)  trains weight, bias  saves _0[2, 4, 2, 2]
+_2 = ReLU(_1)  saves _2[2, 4, 2, 2]
+_3 = Flatten(_2)
+_4 = Linear(_3)  trains weight, bias  saves _2[2, 16]
+output = output(_4)""",
+    )
+    golden(
+        [trainable("none")],
+        model(),
+        x,
+        """\
+input_1 = input()
+_0 = Conv2d(input_1)
+_1 = BatchNorm2d(_0)
+_2 = ReLU(_1)
+_3 = Flatten(_2)
+_4 = Linear(_3)
+output = output(_4)""",
+    )
+    golden(
+        [trainable("none", head=True)],
+        model(),
+        x,
+        """\
+input_1 = input()
+_0 = Conv2d(input_1)
+_1 = BatchNorm2d(_0)
+_2 = ReLU(_1)
+_3 = Flatten(_2)
+_4 = Linear(_3)  trains weight, bias  saves _2[2, 16]
+output = output(_4)""",
+    )
+    golden(
+        [trainable("bias")],
+        model(),
+        x,
+        """\
+input_1 = input()
+_0 = Conv2d(input_1)  trains bias  saves input_1[2, 3, 2, 2]
+_1 = BatchNorm2d(_0)  trains bias  saves _0[2, 4, 2, 2]
+_2 = ReLU(_1)  saves _2[2, 4, 2, 2]
+_3 = Flatten(_2)
+_4 = Linear(_3)
+output = output(_4)""",
+    )
+    golden(
+        [trainable("norm")],
+        model(),
+        x,
+        """\
+input_1 = input()
+_0 = Conv2d(input_1)
+_1 = BatchNorm2d(_0)  trains weight, bias  saves _0[2, 4, 2, 2]
+_2 = ReLU(_1)  saves _2[2, 4, 2, 2]
+_3 = Flatten(_2)
+_4 = Linear(_3)
+output = output(_4)""",
+    )
