@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, cast
-from unittest.mock import patch
 
 import torch
-import torch.utils.checkpoint
 from torch import fx, nn
 from torch.nn.utils import parametrize
 
 from floorplan.errors import FloorplanError
-from floorplan.graph.tracer import Tracer, refuse_checkpoints
 
 _LOOKS = (
     getattr,
@@ -38,18 +35,6 @@ def tidy(graph: fx.Graph, lines: dict[str, str]) -> None:
         if node.target in _LOOKS and node.op[:4] == "call" and not node.users:
             graph.erase_node(node)
             lines.pop(node.name, None)
-
-
-@contextmanager
-def no_checkpoints(tracer: Tracer) -> Iterator[None]:
-    """Make activation checkpointing, which fx would inline in silence, refuse to be traced."""
-    module = torch.utils.checkpoint
-    generator = "_checkpoint_without_reentrant_generator"
-    refuse = refuse_checkpoints(tracer, getattr(module, generator))
-    refuse_old = refuse_checkpoints(tracer, module.CheckpointFunction.apply)
-    with patch.object(module, generator, refuse):
-        with patch.object(module.CheckpointFunction, "apply", refuse_old):
-            yield
 
 
 def _containers(value: Any, seen: dict[int, tuple[Any, Any]]) -> None:
