@@ -68,6 +68,11 @@ def children_of(m: nn.Module) -> dict[str, nn.Module | None]:
     return m._modules
 
 
+def tensors_of(m: nn.Module) -> dict[str, Tensor | None]:
+    """The module's own parameters and buffers."""
+    return {**m._parameters, **m._buffers}
+
+
 def transient_of(m: nn.Module) -> set[str]:
     """Names of the buffers that a state_dict leaves out; what is added to the set is left out too."""
     return m._non_persistent_buffers_set

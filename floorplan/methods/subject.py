@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_iter
 
 from floorplan.errors import FloorplanError, LoadError, ReadsValues
 from floorplan.ledger.fakes import concrete_fakes
@@ -16,6 +15,7 @@ from floorplan.ledger.run import run_graph
 from floorplan.store.artifact import load_artifact
 from floorplan.store.load import load_model
 from floorplan.text import first_line
+from floorplan.torch_doors import tree_iter
 from floorplan.trees import arguments
 
 Shapes = Sequence[Sequence[int]]

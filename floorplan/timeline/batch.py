@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map
 
 from floorplan.errors import FloorplanError
 from floorplan.ledger.losses import Loss
 from floorplan.timeline.blocks import Block, StepTimeline
 from floorplan.timeline.run import predict_timeline
+from floorplan.torch_doors import tree_map
 
 FITTED = (8, 16)  # multiples of 8, where packed masks fill whole bytes
 CHECKED = 5

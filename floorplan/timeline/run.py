@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from floorplan.cost_models import memory
 from floorplan.errors import FloorplanError
@@ -30,6 +29,7 @@ from floorplan.ledger.run import Run, record, run_graph
 from floorplan.ledger.step_figures import Replaying
 from floorplan.ledger.storage import Life, StorageTracker
 from floorplan.timeline.blocks import Block, StepTimeline
+from floorplan.torch_doors import by_foreach
 from floorplan.trees import bytes_of_tensors, storage_key, tensors_in
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -171,7 +171,7 @@ class _Ending:
         if self.optimizer is None or not trained:
             return
         tracker.enter("optimizer", "optimizer")
-        _, foreach = _default_to_fused_or_foreach(_trained(self.gm, self.replays), False, False)
+        foreach = by_foreach(_trained(self.gm, self.replays))
         self._step(_OPTIMIZERS[self.optimizer](trained, foreach), tracker)
 
     def _step(self, optimizer: torch.optim.Optimizer, tracker: StorageTracker) -> None:
