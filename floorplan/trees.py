@@ -5,17 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_iter
+
+from floorplan.torch_doors import storage_key as storage_key
+from floorplan.torch_doors import tree_iter
 
 
 def bytes_of_tensors(ts: Sequence[Tensor]) -> int:
     once = {id(t): t.numel() * t.element_size() for t in ts}
     return sum(once.values())
-
-
-def storage_key(t: Tensor) -> int:
-    """Identity of the storage behind t, valid while it is alive."""
-    return int(t.untyped_storage()._cdata)
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:

@@ -29,16 +29,10 @@ from floorplan.layers.activations import is_activation
 from floorplan.layers.geometry import geometry_of
 from floorplan.layers.lite import FrozenConv, LiteResidual, TinySite
 from floorplan.passes.insert_paper import conv_before, put_site, unfilled
+from floorplan.torch_doors import AdaptiveAvgPoolNd, AdaptiveMaxPoolNd, AvgPoolNd, DropoutNd, MaxPoolNd
 
 Nodes = dict[fx.Node, None]
-_KEEP_WIDTH = (
-    nn.modules.pooling._MaxPoolNd,
-    nn.modules.pooling._AvgPoolNd,
-    nn.modules.dropout._DropoutNd,
-    nn.modules.pooling._AdaptiveAvgPoolNd,
-    nn.modules.pooling._AdaptiveMaxPoolNd,
-    nn.Upsample,
-)
+_KEEP_WIDTH = (MaxPoolNd, AvgPoolNd, DropoutNd, AdaptiveAvgPoolNd, AdaptiveMaxPoolNd, nn.Upsample)
 _IN_PLACE = {operator.iadd, operator.imul, operator.isub}
 _JOINS = {operator.add, operator.mul, operator.sub, *_IN_PLACE}
 

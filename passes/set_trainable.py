@@ -11,8 +11,9 @@ from torch import fx, nn
 from floorplan.errors import FloorplanError
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.edit import CONV_TYPES
+from floorplan.torch_doors import NormBase
 
-NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm, nn.RMSNorm)
+NORMALIZATIONS = (NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm, nn.RMSNorm)
 
 
 def _full(m: nn.Module) -> list[nn.Parameter]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-GROUND = {"errors", "files", "render", "text", "trees"}
+GROUND = {"errors", "files", "render", "text", "torch_doors", "trees"}
 FACE = {"", "__main__", "api", "testing"}  # what a user imports, under short names
 MAY: dict[str, set[str]] = {
     "cost_models": set(),

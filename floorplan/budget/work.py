@@ -6,14 +6,13 @@ from math import prod
 from typing import Any
 
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 from floorplan.layers.bits import layout_of
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.kernels import quiet_fakes
 from floorplan.ledger.macs import BACKWARD
+from floorplan.torch_doors import TorchDispatchMode, schema_of, tree_iter
 
 CONVS = ("pointwise", "dense", "depthwise")  # each in both layouts; else clamp, pack, apply, all
 Amount = tuple[float, float, float]  # flops, bytes moved, calls
@@ -60,7 +59,7 @@ class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not getattr(func, "is_view", False) and func._schema.name not in _FREE:
+        if not getattr(func, "is_view", False) and schema_of(func).name not in _FREE:
             kind, flops = _kind(func, args, kwargs or {}, out)
             moved = sum(t.numel() * t.element_size() for t in tree_iter((args, kwargs, out)) if isinstance(t, Tensor))
             total = self.found.setdefault(kind, [0.0, 0.0, 0.0])
@@ -95,7 +94,7 @@ def step_work(gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: C
 
 
 def _kind(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[str, float]:
-    name = func._schema.name
+    name = schema_of(func).name
     own, count = BACKWARD.get(func.overloadpacket), flop_registry.get(func.overloadpacket)
     if count is None:
         n = max((t.numel() for t in tree_iter((args, out)) if isinstance(t, Tensor)), default=0)

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from floorplan.graph.edit import calls_of, free_path
 from floorplan.layers.plain import AnyBatchNorm, TrainingFlag
+from floorplan.torch_doors import ConvNd, buffers_of, children_of, parameters_of, tensors_of
 
 _STATE = ("weight", "bias", "running_mean", "running_var")
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -54,11 +55,11 @@ def adopt(
 
 def _twin(gm: fx.GraphModule, module: nn.Module) -> str | None:
     """A module that does the same with the same tensors: another call of it, not a second layer."""
-    state = [(k, id(t)) for k, t in module._parameters.items()]
+    state = [(k, id(t)) for k, t in parameters_of(module).items()]
     for path, m in gm.named_modules():
-        if type(m) is type(module) and [(k, id(t)) for k, t in m._parameters.items()] == state:
+        if type(m) is type(module) and [(k, id(t)) for k, t in parameters_of(m).items()] == state:
             same = m.training is module.training and repr(m) == repr(module) and state
-            if same and m._buffers.get("running_mean") is module._buffers.get("running_mean"):
+            if same and buffers_of(m).get("running_mean") is buffers_of(module).get("running_mean"):
                 return str(path)
     return None
 
@@ -97,7 +98,7 @@ def _norm(gm: fx.GraphModule, x: Any, tensors: dict[str, Tensor], options: dict[
         return AnyBatchNorm(n, options["eps"], options["momentum"], affine, fixed=True)
     source = gm.get_submodule(x.target) if x.op == "call_module" else None
     cls: Any = AnyBatchNorm
-    if isinstance(source, nn.modules.conv._ConvNd):
+    if isinstance(source, ConvNd):
         cls = _NORMS[len(source.kernel_size)]
     norm = cls(n, options["eps"], options["momentum"], affine)
     return cast(nn.Module, norm.train(training.training))
@@ -106,11 +107,11 @@ def _norm(gm: fx.GraphModule, x: Any, tensors: dict[str, Tensor], options: dict[
 def _hold(module: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Put the model's own tensors into a module; a buffer as weight becomes a frozen parameter."""
     for name, t in tensors.items():
-        if name in module._buffers:
-            module._buffers[name] = t
+        if name in buffers_of(module):
+            buffers_of(module)[name] = t
         else:
             frozen = isinstance(t, nn.Parameter)
-            module._parameters[name] = cast(nn.Parameter, t) if frozen else nn.Parameter(t, requires_grad=False)
+            parameters_of(module)[name] = cast(nn.Parameter, t) if frozen else nn.Parameter(t, requires_grad=False)
     like = tensors.get("running_mean")
     if like is not None:
         count = cast(Tensor, module.num_batches_tracked)
@@ -125,16 +126,16 @@ def _home(gm: fx.GraphModule, node: fx.Node, reads: dict[str, Any], module: nn.M
         return None
     owner = owners.pop()
     old = gm.get_submodule(owner)
-    inside = {**old._parameters, **old._buffers}
-    own = {**module._parameters, **module._buffers}
-    flags = [f"{owner}.{k}" for k in old._modules if isinstance(old._modules[k], TrainingFlag)]
+    inside = tensors_of(old)
+    own = tensors_of(module)
+    flags = [f"{owner}.{k}" for k, m in children_of(old).items() if isinstance(m, TrainingFlag)]
     free = all(set(n.users) == {node} for f in flags for n in calls_of(gm, f))
-    fits = type(old) is nn.Module and len(flags) == len(old._modules) and free
+    fits = type(old) is nn.Module and len(flags) == len(children_of(old)) and free
     fits = fits and set(inside) <= set(own)
     if not fits or any(p.rpartition(".")[2] != k for k, p in paths.items()):
         return None
     if "num_batches_tracked" in inside:
-        module._buffers["num_batches_tracked"] = cast(Tensor, inside["num_batches_tracked"])
+        buffers_of(module)["num_batches_tracked"] = cast(Tensor, inside["num_batches_tracked"])
     parent, _, name = owner.rpartition(".")
     setattr(gm.get_submodule(parent), name, module)
     return owner

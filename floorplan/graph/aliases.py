@@ -12,17 +12,9 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from floorplan.layers.fused import ChannelAffine, FusedConv
+from floorplan.torch_doors import AvgPoolNd, BatchNormNd, ConvNd, MaxPoolNd
 
-_FRESH_MODULES = (
-    FusedConv,
-    ChannelAffine,
-    nn.Linear,
-    nn.modules.conv._ConvNd,
-    nn.modules.batchnorm._BatchNorm,
-    nn.modules.pooling._MaxPoolNd,
-    nn.modules.pooling._AvgPoolNd,
-    nn.Upsample,
-)
+_FRESH_MODULES = (FusedConv, ChannelAffine, nn.Linear, ConvNd, BatchNormNd, MaxPoolNd, AvgPoolNd, nn.Upsample)
 _FRESH_FUNCTIONS = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.cat, F.pad}
 _WRITERS = {
     operator.iadd,

@@ -5,6 +5,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from floorplan.torch_doors import NormBase, tensors_of
+
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -15,10 +17,10 @@ def clone_structure(gm: M) -> M:
     memo |= {id(t): t for m in gm.modules() for t in vars(m).values() if isinstance(t, Tensor)}
     twin = copy.deepcopy(gm, memo)
     for m in twin.modules():
-        if isinstance(m, nn.modules.batchnorm._NormBase) and m.momentum is None:
+        if isinstance(m, NormBase) and m.momentum is None:
             m.momentum = 0.1  # else it reads a counter's value, which a fake has not
     return twin
 
 
 def own_tensors(m: nn.Module) -> list[Tensor]:
-    return [t for d in (m._parameters, m._buffers) for t in d.values() if t is not None]
+    return [t for t in tensors_of(m).values() if t is not None]

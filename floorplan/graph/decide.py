@@ -14,21 +14,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_leaves, tree_map
+
+from floorplan.torch_doors import VALUES_ASKED, FakeTensor, FakeTensorMode, tree_leaves, tree_map
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FX = os.path.join(_TORCH, "fx") + os.sep
 _HERE = os.path.dirname(__file__)  # this file cannot import the modules that it names: they import it
 _OWN = frozenset(os.path.join(_HERE, n) for n in ("decide.py", "proxies.py", "tracer.py"))
 _OUTER = os.path.join(_HERE, "trace.py")
-_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 class ValueBranch(Exception):
@@ -137,7 +131,7 @@ class Evaluator:
             self.running = False
         found = self.values[node]
         if isinstance(found, _Failed):
-            if isinstance(found.error, _ON_VALUES):
+            if isinstance(found.error, VALUES_ASKED):
                 raise ValueBranch() from found.error
             why = f"{type(found.error).__name__}: {found.error}"
             raise Undecided(f"cannot be decided on fake tensors: {why}") from found.error
@@ -149,7 +143,7 @@ class Evaluator:
         try:
             with cast(FakeTensorMode, self.mode):
                 return kind(value)
-        except _ON_VALUES as e:
+        except VALUES_ASKED as e:
             raise ValueBranch() from e
         except Exception as e:
             raise Undecided(f"cannot be read as {kind.__name__}: {e}") from e

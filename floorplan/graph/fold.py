@@ -9,6 +9,7 @@ from torch.nn.utils import parametrize
 from floorplan.graph.edit import CONV_TYPES, calls_of
 from floorplan.layers.fused import ChannelAffine, FusedConv
 from floorplan.layers.geometry import geometry_of
+from floorplan.torch_doors import FORWARDS, hooks_of
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -21,15 +22,13 @@ LARGE_SCALE = 100.0  # a folded BatchNorm scaling a channel by more than this is
 
 def hook_reason(m: nn.Module) -> str:
     """Why a module must stay a module of its own; "" if it need not."""
-    if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
-        return "it has hooks, which a fused site would drop"
-    return ""
+    return "it has hooks, which a fused site would drop" if hooks_of(m) else ""
 
 
 def _own_forward(m: nn.Module, bases: tuple[type[nn.Module], ...]) -> str:
     """The refusal of a subclass that computes something else than torch's layer; "" for others."""
     base = next((b for b in bases if isinstance(m, b)), None)
-    for name in ("forward", "_conv_forward"):
+    for name in FORWARDS:
         if "forward" in vars(m) or getattr(type(m), name, None) is not getattr(base, name, None):
             return f"{type(m).__name__} has a forward of its own"
     return ""

@@ -4,6 +4,8 @@ import torch
 from torch import fx, nn
 from torch.nn.utils import parametrize
 
+from floorplan.torch_doors import hooks_of
+
 _NEUTRAL = frozenset(  # methods that a subclass may change without changing what a call computes
     """__init__ __repr__ extra_repr reset_parameters _init_weights train eval state_dict __doc__
     __module__ __annotations__ __qualname__ __constants__ __static_attributes__ __firstlineno__
@@ -22,13 +24,13 @@ def leaf_reason(m: nn.Module) -> str:
         return "it is a TorchScript module"
     if parametrize.is_parametrized(m):
         return "its weight is parametrized (torch.nn.utils.parametrize)"
-    for hook in m._forward_pre_hooks.values():
+    hooks = hooks_of(m)
+    for hook in hooks.get("forward_pre_hooks", ()):
         if (kind := type(hook).__name__) in ("WeightNorm", "SpectralNorm"):
             return f"its weight is recomputed by old-style {kind}"
-    if m._forward_hooks or m._forward_pre_hooks:
-        return "it has forward hooks"
-    if m._backward_hooks or m._backward_pre_hooks:
-        return "it has backward hooks"
+    for way in ("forward", "backward"):
+        if any(kind.startswith(way) for kind in hooks):
+            return f"it has {way} hooks"
     if "forward" in m.__dict__ and not isinstance(m, fx.GraphModule):
         return "its forward is patched on the instance"
     return ""

@@ -7,8 +7,7 @@ from typing import Any, cast
 from torch import Tensor, fx
 
 from floorplan.graph.leaves import Refusal
-
-_PROXY_FIELDS = frozenset(("tracer", "node", "root", "attr", "_node"))
+from floorplan.torch_doors import PROXY_FIELDS
 
 
 class _Asks:
@@ -18,7 +17,7 @@ class _Asks:
         return Attribute(cast(fx.Proxy, self), k)
 
     def __setattr__(self, k: str, v: Any) -> None:
-        if k not in _PROXY_FIELDS:
+        if k not in PROXY_FIELDS:
             raise Refusal(f"sets the attribute `{k}` of a tensor")
         object.__setattr__(self, k, v)
 

@@ -6,7 +6,7 @@ F.relu6(x)  torch.clamp(x, 0, 1)  F.avg_pool2d(x, 2)   ->   ReLU6  Clamp(0, 1)  
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -96,7 +96,6 @@ def _functional(table: dict[Any, Spelling], methods: dict[str, Spelling]) -> Non
                 table[f] = inplace
         if hasattr(Tensor, f"{name}_"):
             methods[f"{name}_"] = inplace
-    table[cast(Any, F)._threshold] = table[F.threshold]
     for name, text, cls in _PLAIN:
         spelling = Spelling(parameters(text), cls)
         for space in (torch, F, torch.special):

@@ -10,6 +10,7 @@ only then do the state_dict keys change (they get the prefix `model.`).
 import copy
 import inspect
 import operator
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -21,8 +22,9 @@ from floorplan.errors import TraceError
 from floorplan.graph.decide import ValueBranch
 from floorplan.graph.leaves import leaf_reason
 from floorplan.graph.tracer import Tracer, reason_of
-from floorplan.graph.untouched import complete, no_checkpoints, tidy, untouched
+from floorplan.graph.untouched import complete, tidy, untouched
 from floorplan.layers.plain import TrainingFlag
+from floorplan.torch_doors import forget_tracer, hooks_of
 
 ROOT = "model"  # where a root that cannot be traced is put
 
@@ -63,7 +65,7 @@ def trace(model: nn.Module, inputs: Sequence[Any], *, both_modes: bool = False) 
 
 def _exported(model: nn.Module) -> bool:
     """Whether the only hooks are the input checks that torch.export adds."""
-    hooks = [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]
+    hooks = [h for kind, hooks in hooks_of(model).items() for h in hooks if kind.startswith("forward")]
     return bool(hooks) and all(h.__module__.startswith("torch.export.") for h in hooks)
 
 
@@ -186,9 +188,11 @@ def _once(model: nn.Module, inputs: Sequence[Any]) -> Traced:
     try:
         if reason:
             return _whole(model, names, reason)
-        with untouched(model) as changed, no_checkpoints(tracer):
+        with untouched(model) as changed, warnings.catch_warnings():
+            # What checkpointing says of inputs that are none: a proxy has no gradient.
+            warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
             graph = tracer.trace(model)
-            graph._tracer_cls = None
+            forget_tracer(graph)
             tidy(graph, tracer.lines)
             gm = fx.GraphModule(model, graph, type(model).__name__)
     except ValueBranch as e:

@@ -9,7 +9,7 @@ import collections
 import dataclasses
 from collections.abc import Callable, Iterator, KeysView, Sequence
 from types import FrameType
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -27,13 +27,21 @@ from floorplan.graph.decide import (
 )
 from floorplan.graph.leaves import Refusal, is_plain_leaf, leaf_reason
 from floorplan.graph.proxies import Proxy
+from floorplan.torch_doors import checkpointing, is_erased, renew, saved_hooks
 
 
-def _context() -> tuple[Any, ...]:
-    """What a graph cannot record: whether autograd and autocast are on."""
+def _context() -> dict[str, Any]:
+    """What a graph cannot record of the place where a node is made, by the reason to refuse it where it changes."""
     kinds = ("cpu", "cuda")
-    on = tuple(torch.is_autocast_enabled(k) and torch.get_autocast_dtype(k) for k in kinds)
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), on
+    return {
+        "uses activation checkpointing": checkpointing(),
+        "keeps tensors by saved-tensor hooks of its own": saved_hooks(),
+        "switches autocast on or off": [torch.is_autocast_enabled(k) and torch.get_autocast_dtype(k) for k in kinds],
+        "computes under torch.no_grad() or in a custom autograd.Function": (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+        ),
+    }
 
 
 class Tracer(fx.Tracer):
@@ -107,7 +115,7 @@ class Tracer(fx.Tracer):
                 break
             self.graph.erase_node(node)
             self.lines.pop(node.name, None)
-        for name in [n for n, p in self.cache.items() if p.node._erased]:
+        for name in [n for n, p in self.cache.items() if is_erased(p.node)]:
             del self.cache[name]
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
@@ -121,11 +129,9 @@ class Tracer(fx.Tracer):
         return self.cache[name]
 
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A node, with the user's line; Refusal where autograd or autocast was switched."""
+        """A node, with the user's line; Refusal where it is made in a context that a graph cannot record."""
         if kind not in ("output", "get_attr") and (now := _context()) != self.context:
-            if now[2] == self.context[2]:
-                raise Refusal("computes under torch.no_grad() or in a custom autograd.Function")
-            raise Refusal("switches autocast on or off")
+            raise Refusal(next(why for why in now if now[why] != self.context[why]))
         self._settle(calling_frame())
         node = super().create_node(kind, target, *args, **kwargs)
         if line := place(user_frame()):
@@ -144,8 +150,8 @@ class Tracer(fx.Tracer):
         """A graph argument; ordered dicts and dataclass dicts stay what they are."""
         if type(a) is Proxy:
             return a.node
-        if isinstance(a, fx.proxy.Attribute) and a._node is not None and a._node._erased:
-            a._node = None
+        if isinstance(a, fx.proxy.Attribute):
+            renew(a)
         if isinstance(a, dict) and type(a) is not dict:
             if type(a) is collections.OrderedDict:
                 pairs = [(k, self.create_arg(v)) for k, v in a.items()]
@@ -255,16 +261,3 @@ def reason_of(e: Exception) -> str:
     text = " ".join(str(e).split())[:200]
     what = text if isinstance(e, Refusal) else f"{type(e).__name__}: {text}"
     return f"{where}: {what}" if where else what
-
-
-def refuse_checkpoints(tracer: Tracer, real: Callable[..., Any]) -> Callable[..., Any]:
-    """A stand-in for a checkpoint primitive that refuses to be traced."""
-
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        return real(*args, **kwargs) if tracer.evaluator.running else _checkpointed()
-
-    return refuse
-
-
-def _checkpointed() -> NoReturn:
-    raise Refusal("uses activation checkpointing")

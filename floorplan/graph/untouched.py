@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, cast
-from unittest.mock import patch
 
 import torch
-import torch.utils.checkpoint
 from torch import fx, nn
 from torch.nn.utils import parametrize
 
 from floorplan.errors import FloorplanError
-from floorplan.graph.tracer import Tracer, refuse_checkpoints
+from floorplan.torch_doors import CONSTANT, STORES, buffers_of, children_of, parameters_of, transient_of
 
 _LOOKS = (
     getattr,
@@ -40,18 +38,6 @@ def tidy(graph: fx.Graph, lines: dict[str, str]) -> None:
             lines.pop(node.name, None)
 
 
-@contextmanager
-def no_checkpoints(tracer: Tracer) -> Iterator[None]:
-    """Make activation checkpointing, which fx would inline in silence, refuse to be traced."""
-    module = torch.utils.checkpoint
-    generator = "_checkpoint_without_reentrant_generator"
-    refuse = refuse_checkpoints(tracer, getattr(module, generator))
-    refuse_old = refuse_checkpoints(tracer, module.CheckpointFunction.apply)
-    with patch.object(module, generator, refuse):
-        with patch.object(module.CheckpointFunction, "apply", refuse_old):
-            yield
-
-
 def _containers(value: Any, seen: dict[int, tuple[Any, Any]]) -> None:
     """Note every list, dict and set that hangs on a value, with what it holds."""
     if isinstance(value, list | dict | set) and id(value) not in seen:
@@ -67,7 +53,7 @@ def _held(m: nn.Module) -> dict[int, tuple[Any, Any]]:
     """The containers that hang on a module's own attributes."""
     seen: dict[int, tuple[Any, Any]] = {}
     for k, v in m.__dict__.items():
-        if k not in _DICTS and not k.endswith("_hooks"):
+        if k not in STORES and not k.endswith("_hooks"):
             _containers(v, seen)
     return seen
 
@@ -129,9 +115,6 @@ def no_memory(model: nn.Module) -> Iterator[None]:
                 c.cache_clear()  # it may hold what only tracing made
 
 
-_DICTS = ("_parameters", "_buffers", "_modules")
-
-
 def _reparametrizing(model: nn.Module) -> list[torch.Tensor]:
     """State that a reparametrized weight renews whenever it is read (spectral_norm's vectors)."""
     lists = [m for m in model.modules() if isinstance(m, parametrize.ParametrizationList)]
@@ -142,7 +125,7 @@ def _reparametrizing(model: nn.Module) -> list[torch.Tensor]:
 def untouched(model: nn.Module) -> Iterator[list[str]]:
     """Undo what the forward assigns to the model's attributes while it is traced; lists it."""
     before = {
-        m: (dict(m.__dict__), *(dict(m.__dict__[d]) for d in _DICTS))
+        m: (dict(m.__dict__), *(dict(m.__dict__[d]) for d in STORES))
         for m in model.modules()
         if not isinstance(m, torch.jit.ScriptModule)  # keeps its tensors elsewhere
     }
@@ -161,10 +144,10 @@ def untouched(model: nn.Module) -> Iterator[list[str]]:
                 where = paths[m] or "the model"
                 changed.append(f"forward writes into a container of {where}, which the graph does not")
         for m, saved in before.items():
-            stores = (m.__dict__, *(m.__dict__[d] for d in _DICTS))
+            stores = (m.__dict__, *(m.__dict__[d] for d in STORES))
             for store, old in zip(stores, saved, strict=True):
                 for k in [k for k in store if k not in old or store[k] is not old[k]]:
-                    if not k.startswith("_tensor_constant"):
+                    if not k.startswith(CONSTANT):
                         what = ".".join(p for p in (paths[m], k) if p)
                         changed.append(f"forward assigns to {what}, which the graph does not")
                     store.pop(k)
@@ -176,17 +159,17 @@ def complete(have: nn.Module, want: nn.Module) -> None:
     if have is want:
         return
     have.training = want.training
-    for name, p in want._parameters.items():
-        if name not in have._parameters:
+    for name, p in parameters_of(want).items():
+        if name not in parameters_of(have):
             have.register_parameter(name, p)
-    for name, b in want._buffers.items():
-        if name not in have._buffers:
+    for name, b in buffers_of(want).items():
+        if name not in buffers_of(have):
             have.__dict__.pop(name, None)  # a buffer that the forward assigns to was copied as a plain attribute
             have.register_buffer(name, b)
-    have._non_persistent_buffers_set |= want._non_persistent_buffers_set
-    for name, child in want._modules.items():
-        if child is not None and name in have._modules:
-            complete(cast(nn.Module, have._modules[name]), child)
+    transient_of(have).update(transient_of(want))
+    for name, child in children_of(want).items():
+        if child is not None and name in children_of(have):
+            complete(cast(nn.Module, children_of(have)[name]), child)
         elif not hasattr(have, name):
             have.add_module(name, child)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from floorplan.layers.bits import layout_of
+from floorplan.torch_doors import ADAPTIVE_BACKWARD
 
 aten = torch.ops.aten
 
@@ -154,6 +155,4 @@ class _AdaptiveAvgPool(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         like = _stand_in(g, ctx.shape, ctx.layout if ctx.dims == 2 else 0)
-        two, three = aten._adaptive_avg_pool2d_backward, aten._adaptive_avg_pool3d_backward
-        op = two if ctx.dims == 2 else three
-        return op(g, like), None
+        return ADAPTIVE_BACKWARD[ctx.dims](g, like), None

@@ -15,35 +15,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from floorplan.errors import FloorplanError
 from floorplan.layers.targets import ATTRIBUTES, function_named, methods
+from floorplan.torch_doors import saved_hooks, tree_map, version_of
 from floorplan.trees import storage_key, tensors_in
-
-Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
-
-
-def _outer_hooks() -> Hooks | None:
-    """The saved-tensor hooks in force: inner ones replace them, so ours hand on what they let pass."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 class Held:
     """One tensor kept for the backward, as autograd would keep it: outer hooks see it come and go."""
 
     def __init__(self, t: Tensor) -> None:
-        hooks = _outer_hooks()
+        hooks = saved_hooks()  # inner ones replace them, so ours hand on what they let pass
         self._unpack = hooks[1] if hooks else None
         self._packed: Any = hooks[0](t.detach()) if hooks else t.detach()
-
-        self._version = t._version
+        self._written = version_of(t)
 
     def value(self) -> Tensor:
         """The tensor; RuntimeError, as autograd's own, if it has been written to."""
         if self._unpack is not None:
             self._packed, self._unpack = self._unpack(self._packed), None
-        elif self._packed._version != self._version:
+        elif version_of(self._packed) != self._written:
             raise RuntimeError(
                 f"a tensor {list(self._packed.shape)} needed for gradient computation has been modified by an "
                 "inplace operation; write it out of place"

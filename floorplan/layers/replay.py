@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from floorplan.errors import FloorplanError
 from floorplan.layers.fused import FusedConv
 from floorplan.layers.lowrank import project_grad
+from floorplan.torch_doors import BatchNormNd, NormBase
 from floorplan.trees import tensors_in
 
 
@@ -103,7 +104,7 @@ class Replay:
 @contextmanager
 def _same_statistics(model: nn.Module) -> Iterator[None]:
     """Running statistics and the random state as they were, after a second forward in train mode."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.training]
+    norms = [m for m in model.modules() if isinstance(m, NormBase) and m.training]
     buffers = [(b, b.clone()) for m in norms for b in m.buffers()]
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
@@ -121,7 +122,7 @@ def _couples(model: nn.Module) -> str:
     """The layer that draws numbers or mixes samples; "" if there is none."""
     for name, m in model.named_modules():
         draws = "dropout" in type(m).__name__.lower() and bool(vars(m).get("p", True))
-        batch = isinstance(m, nn.modules.batchnorm._BatchNorm)
+        batch = isinstance(m, BatchNormNd)
         if (m.training and (draws or batch)) or (batch and m.running_mean is None):
             return f"{name} ({type(m).__name__})"
     return ""

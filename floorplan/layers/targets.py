@@ -19,6 +19,7 @@ import torch
 
 from floorplan.errors import FloorplanError, LoadError
 from floorplan.text import short
+from floorplan.torch_doors import OPS, op_names
 
 Target = Callable[..., Any]
 
@@ -105,8 +106,7 @@ def _registered(name: str) -> Any | None:
         return None
     key = f"{space}::{rest[0]}"
     keys = {key, f"{key}.{rest[-1]}"} if len(rest) == 2 else {key}
-    listed = torch._C._dispatch_get_all_op_names()  # leaves TorchScript's own, such as aten::save, out
-    if not any(k in keys or (len(rest) == 1 and k.split(".")[0] == key) for k in listed):
+    if not any(k in keys or (len(rest) == 1 and k.split(".")[0] == key) for k in op_names()):
         return None
     packet = getattr(getattr(torch.ops, space), rest[0])
     op = getattr(packet, rest[1]) if len(rest) == 2 else packet
@@ -117,7 +117,7 @@ def _registered(name: str) -> Any | None:
 
 
 def _operator_name(target: Any) -> str | None:
-    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    if isinstance(target, OPS):
         name = f"torch.ops.{target}"
         return name if _registered(name) is target else None
     return None

@@ -15,14 +15,12 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, fx, nn
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.utils._pytree import tree_map
 
 from floorplan.graph.copies import clone_structure, own_tensors
 from floorplan.layers.adapter import Adapter, adapters
 from floorplan.ledger.kernels import quiet_fakes
+from floorplan.torch_doors import ConstantSource, ConvNd, FakeTensorMode, buffers_of, parameters_of, tree_map
 
 DUCK, STATIC, DYNAMIC = DimDynamic.DUCK, DimDynamic.STATIC, DimDynamic.DYNAMIC
 AXES = {1: ("T0",), 2: ("H0", "W0"), 3: ("D0", "H0", "W0")}
@@ -77,7 +75,8 @@ def _replace(gm: nn.Module, make: Any) -> None:
     """Replace every parameter and buffer by make(name, tensor, module), ties kept."""
     memo: dict[int, Tensor] = {}
     for path, m in gm.named_modules():
-        for store in (m._parameters, m._buffers):
+        stores: tuple[dict[str, Any], ...] = (parameters_of(m), buffers_of(m))
+        for store in stores:
             for key, t in store.items():
                 if t is None:
                     continue
@@ -207,6 +206,6 @@ def symbolic_fakes(gm: fx.GraphModule, inputs: Sequence[Any], sizes: Sizes, devi
 def _symbolic_groups(gm: nn.Module) -> None:
     """Give depthwise convs their width as the number of groups, or it is pinned to a number."""
     for m in gm.modules():
-        if isinstance(m, nn.modules.conv._ConvNd) and m.groups > 1 and m.groups == m.in_channels:
+        if isinstance(m, ConvNd) and m.groups > 1 and m.groups == m.in_channels:
             if m.out_channels == m.in_channels:
                 m.groups = m.weight.shape[0]

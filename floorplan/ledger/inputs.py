@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_map
 
 from floorplan.errors import FloorplanError
 from floorplan.layers.fused import FusedConv
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.run import wants_values
+from floorplan.torch_doors import ConvNd, tree_map
 
 POSITIONS: dict[int, tuple[tuple[int, ...], ...]] = {
     1: tuple((n,) for n in (128, 60, 64, 100, 200, 256, 300, 500, 512, 1000, 1024, 4096, 16000)),
@@ -63,7 +63,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[tuple[int, ...], str]]:
 def _spatial(m: Any) -> int:
     if isinstance(m, FusedConv):
         return len(m.geo.kernel)
-    if isinstance(m, nn.modules.conv._ConvNd) and not isinstance(m.weight, nn.UninitializedParameter):
+    if isinstance(m, ConvNd) and not isinstance(m.weight, nn.UninitializedParameter):
         return m.weight.dim() - 2
     return 0
 

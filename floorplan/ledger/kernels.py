@@ -3,18 +3,24 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
-import torch._decomp
-import torch._meta_registrations
 from torch import Tensor
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_iter
 
 from floorplan.ledger.recurrent import LAYER, LAYER_BACKWARD, two_bias_gradients, with_workspace
+from floorplan.torch_doors import (
+    BATCH_NORMS,
+    FakeTensor,
+    enable_python_dispatcher,
+    no_modes,
+    other_kernels,
+    schema_of,
+    slow_transposed,
+    tree_iter,
+    upsamplings,
+)
 
 # PyTorch's Python kernels of these compute the same values by other ops, so autograd would save other
 # tensors than in a real run: an index for each upsampled position, a boolean mask for a dropout.
@@ -30,22 +36,6 @@ _REWRITTEN = (
     "rnn_relu",
     "rnn_tanh",
 )
-_UPSAMPLE = (
-    "_upsample_bicubic2d_aa",
-    "_upsample_bilinear2d_aa",
-    "_upsample_lanczos2d_aa",
-    "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact2d",
-    "_upsample_nearest_exact3d",
-    "upsample_bicubic2d",
-    "upsample_bilinear2d",
-    "upsample_linear1d",
-    "upsample_nearest1d",
-    "upsample_nearest2d",
-    "upsample_nearest3d",
-    "upsample_trilinear3d",
-)
-_KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def _upsample(packet: Any) -> Callable[..., Any]:
@@ -65,32 +55,18 @@ def _scaled(n: Any, factor: float) -> Any:
     return n * int(factor) if float(factor).is_integer() else torch.sym_int(n * factor)  # type: ignore[no-untyped-call]
 
 
-def _overloads() -> Iterator[tuple[Any, Callable[..., Any] | None]]:
-    for name in _REWRITTEN + _UPSAMPLE:
-        packet = getattr(torch.ops.aten, name, None)
-        for overload in packet.overloads() if packet is not None else ():
-            own = _upsample(packet) if overload == "vec" else None
-            yield getattr(packet, overload), own
+@cache
+def _kernels() -> dict[Any, Callable[..., Any] | None]:
+    """What each of these ops runs in place of torch's Python kernel: ours, or None for the C++ one."""
+    packets = [getattr(torch.ops.aten, n) for n in (*_REWRITTEN, *upsamplings()) if hasattr(torch.ops.aten, n)]
+    return {getattr(p, o): _upsample(p) if o == "vec" else None for p in packets for o in p.overloads()}
 
 
 @contextmanager
 def symbolic_kernels() -> Iterator[None]:
     """Python kernels, which keep sizes symbolic where C++ ones would pin them (F.pad), but for the above."""
-    taken = []
-    for op, own in _overloads():
-        taken.append((op, {k: op.py_kernels.pop(k) for k in _KEYS if k in op.py_kernels}))
-        if own is not None:
-            op.py_kernels.update(dict.fromkeys(_KEYS, own))
-        op._dispatch_cache.clear()
-    try:
-        with enable_python_dispatcher():
-            yield
-    finally:
-        for op, theirs in taken:
-            for k in _KEYS:
-                op.py_kernels.pop(k, None)
-            op.py_kernels.update(theirs)
-            op._dispatch_cache.clear()
+    with other_kernels(_kernels()), enable_python_dispatcher():
+        yield
 
 
 @contextmanager
@@ -118,10 +94,9 @@ def _roomy(args: Sequence[Any], out: Tensor) -> Tensor:
     transposed = out.dim() == 5 and len(args) == 9 and bool(args[6]) and args[8] == 1
     if not transposed or x.device.type != "cpu" or _is_symbolic(x) or out.numel() >= x.numel():
         return out
-    with _disable_current_modes():  # torch chooses by sizes, dtype and the number of threads
+    with no_modes():  # torch chooses by sizes, dtype and the number of threads
         real = [t if t is None else torch.empty(t.shape, dtype=t.dtype) for t in args[:3]]
-        backend = torch._C._select_conv_backend(*real, *args[3:])
-        slow = backend == torch._C._ConvBackend.SlowTranspose3d  # type: ignore[attr-defined]
+        slow = slow_transposed((*real, *args[3:]))
     return torch.empty_like(x).resize_(out.shape) if slow else out
 
 
@@ -148,8 +123,7 @@ _CORRECTIONS: dict[Any, Callable[[Sequence[Any], Any], Any]] = {
     _aten.soft_margin_loss.default: _roomy_loss(2),
     _aten.binary_cross_entropy.default: _roomy_loss(3),
     _aten.native_batch_norm.default: _full_statistics,
-    _aten._native_batch_norm_legit.default: _full_statistics,
-    _aten._native_batch_norm_legit.no_stats: _full_statistics,
+    **dict.fromkeys(BATCH_NORMS, _full_statistics),
 }
 
 
@@ -159,7 +133,6 @@ _IN_PLACE = frozenset(
 _POINTWISE = frozenset(
     "relu hardtanh hardsigmoid hardswish silu sigmoid tanh gelu leaky_relu elu mish softplus".split()
 )
-_NORMS = (_aten._native_batch_norm_legit.default, _aten._native_batch_norm_legit.no_stats)
 
 
 def _shortcut(func: Any, args: Sequence[Any]) -> Any:
@@ -168,14 +141,14 @@ def _shortcut(func: Any, args: Sequence[Any]) -> Any:
     Decomposed, each of these makes hundreds of symbolic comparisons. A wrong one would be noticed:
     what the symbolic run keeps must have the sizes of the exact run, which takes none.
     """
-    if not args or not _is_symbolic(args[0]) or len(func._schema.returns) == 0:
+    if not args or not _is_symbolic(args[0]) or len(schema_of(func).returns) == 0:
         return None
-    x, name = args[0], func._opname
+    x, name = args[0], schema_of(func).name.removeprefix("aten::")
     if name in _IN_PLACE:
         return x
-    if name in _POINTWISE and func._overloadname == "default" and x.is_floating_point():
+    if name in _POINTWISE and not schema_of(func).overload_name and x.is_floating_point():
         return torch.empty_like(x)
-    if func in _NORMS and args[-3] is True:
+    if func in BATCH_NORMS and args[-3] is True:
         statistic = x.new_empty(x.shape[1])
         return torch.empty_like(x), statistic, torch.empty_like(statistic)
     return None
@@ -191,7 +164,7 @@ def as_really_run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     out = func(*args, **kwargs) if out is None else out
     if (fix := _CORRECTIONS.get(func)) is not None and any(isinstance(t, FakeTensor) for t in tree_iter(out)):
         return fix(args, out)
-    arguments = func._schema.arguments
+    arguments = schema_of(func).arguments
     if not arguments or arguments[-1].name != "output_mask" or len(args) < len(arguments):
         return out
     # Fakes of a backward make all gradients, asked for or not.

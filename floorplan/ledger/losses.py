@@ -6,10 +6,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from floorplan.errors import FloorplanError
 from floorplan.ledger.fakes import concrete_fakes
+from floorplan.torch_doors import FakeTensor
 from floorplan.trees import tensors_in
 
 Loss = Callable[[Any, Any], Tensor]  # (what the model returns, target) -> scalar

@@ -8,12 +8,12 @@ When a value is let go is as before: the marks hold nothing.
 
 import copy
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import Any
 
 from torch import Tensor, fx
 
 from floorplan.ledger.storage import StorageTracker
+from floorplan.torch_doors import number_of, saved_names
 from floorplan.trees import storage_key, tensors_in
 
 
@@ -37,7 +37,7 @@ def keepers_of(loss: Tensor | None, tracker: StorageTracker) -> dict[int, str]:
     """
     first: dict[int, int] = {}
     for node in _graph_of(loss):
-        number = node._sequence_nr()
+        number = number_of(node)
         if tracker.maker_of(number) is None:
             continue
         for t in _saved_by(node):
@@ -61,14 +61,9 @@ def _graph_of(loss: Tensor | None) -> Iterator[Any]:
                 todo.append(parent)
 
 
-@lru_cache(maxsize=1024)
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(n for n in dir(kind) if n.startswith("_saved_") or n == "saved_tensors")
-
-
 def _saved_by(node: Any) -> Iterator[Tensor]:
     kind: Any = type(node)
-    for name in _names(kind):
+    for name in saved_names(kind):
         try:
             value = getattr(node, name)
         except (RuntimeError, AttributeError):  # overwritten since, or not there: the backward will say so

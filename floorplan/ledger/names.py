@@ -4,9 +4,9 @@ from functools import cached_property
 from typing import Any
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv
 
 from floorplan.ledger.fakes import Fakes
+from floorplan.torch_doors import FloorDiv
 from floorplan.trees import tensors_in
 
 _POSITION = "DHWT"

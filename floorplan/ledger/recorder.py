@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from floorplan.ledger.storage import Life, StorageTracker
+from floorplan.torch_doors import version_of
 from floorplan.trees import storage_key
 
 
@@ -64,7 +65,7 @@ class Recorder:
         """Notice the first kept tensor that `node` has written to since it was saved."""
         for ref, version, saver in self.versions if self.spoiled is None else ():
             t = ref()
-            if t is not None and t._version != version:
+            if t is not None and version_of(t) != version:
                 self.spoiled = (saver, node)
                 return
 
@@ -108,7 +109,7 @@ class Recorder:
         # storage has to, and shares its version.
         t = t if t.is_leaf else t.detach()
         if live is not None:
-            self.versions.append((weakref.ref(t), t._version, self.tracker.node))
+            self.versions.append((weakref.ref(t), version_of(t), self.tracker.node))
         self.saved.append(
             Saved(
                 self.tracker.node,

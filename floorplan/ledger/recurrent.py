@@ -4,35 +4,34 @@ Fake tensors would take the unfused path, which keeps other tensors. The workspa
 its size is asked of the real op, at the same sizes, on zeros.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
+
+from floorplan.torch_doors import FakeTensor, no_modes, other_lstm
 
 LAYER = torch.ops.aten.mkldnn_rnn_layer.default
 LAYER_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward.default
 _LSTM_MODE = 2
 
 
-@contextmanager
-def fused_lstm() -> Iterator[None]:
-    """Let torch.lstm take the path of real CPU tensors."""
-    plain = torch._VF.lstm
+def fused_lstm() -> AbstractContextManager[None]:
+    """Let nn.LSTM take the path of real CPU tensors."""
 
-    def lstm(x: Tensor, hx: Any, *rest: Any) -> Any:
-        packed = isinstance(hx, Tensor)
-        if packed or not _runs_fused([x, *hx, *rest[0]]):
-            return plain(x, hx, *rest)
-        return _layers(x, hx, *rest)
+    def fused(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def lstm(x: Tensor, hx: Any, *rest: Any) -> Any:
+            packed = isinstance(hx, Tensor)
+            if packed or not _runs_fused([x, *hx, *rest[0]]):
+                return plain(x, hx, *rest)
+            return _layers(x, hx, *rest)
 
-    with patch.object(torch._VF, "lstm", lstm, create=True):
-        yield
+        return lstm
+
+    return other_lstm(fused)
 
 
 def _runs_fused(tensors: Sequence[Tensor]) -> bool:
@@ -98,6 +97,6 @@ def _plain(value: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def _workspace(shapes: tuple[tuple[int, ...], ...], options: tuple[Any, ...]) -> int:
-    with _disable_current_modes():
+    with no_modes():
         found = LAYER(*(torch.zeros(s) for s in shapes), *(list(o) if isinstance(o, tuple) else o for o in options))
     return 0 if found[3] is None else int(found[3].numel())

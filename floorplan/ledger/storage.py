@@ -12,12 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._autograd import _get_sequence_nr as _next_number
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from floorplan.ledger.kernels import as_really_run
+from floorplan.torch_doors import READ_NUMBER, FakeTensor, TorchDispatchMode, next_number, running_number, tree_iter
 from floorplan.trees import storage_key
 
 
@@ -57,9 +54,6 @@ class Timeline:
         return best
 
 
-_ITEM = torch.ops.aten._local_scalar_dense.default
-
-
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Record every storage born under it, with the node and direction that was entered last.
 
@@ -81,9 +75,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What follows belongs to `node`, its backward too if this is forward or loss."""
         self.node, self.direction = node, direction
         if direction in ("forward", "loss"):
-            self._entered.append((_next_number(), node))
+            self._entered.append((next_number(), node))
         elif direction == "backward":
-            self._forward_end = _next_number()
+            self._forward_end = next_number()
 
     def maker_of(self, number: int) -> str | None:
         """The graph node that made autograd's node of that number; None if it is not from this forward."""
@@ -92,14 +86,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _follow_autograd(self) -> None:
         """Name the graph node whose backward runs; gradients are added up, and left on leaves, by the last one."""
-        running = torch._C._current_autograd_node()
-        if running is not None and (name := self.maker_of(running._sequence_nr())) is not None:
+        running = running_number()
+        if running is not None and (name := self.maker_of(running)) is not None:
             self.node = name
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.direction == "backward":
             self._follow_autograd()
-        if func is _ITEM and self.direction == "optimizer" and isinstance(args[0], FakeTensor):
+        if func is READ_NUMBER and self.direction == "optimizer" and isinstance(args[0], FakeTensor):
             return 1.0  # how many steps were taken: no size depends on it
         out = as_really_run(func, args, kwargs or {})
         for t in tree_iter(out):
@@ -108,8 +102,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _see(self, t: Tensor, op: str) -> None:
-        storage = t.untyped_storage()
-        key = storage._cdata
+        storage, key = t.untyped_storage(), storage_key(t)
         if key in self.alive or key in self._ignored:
             return
         line = self.timeline

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
+from floorplan.torch_doors import BatchNormNd
 from floorplan.trees import arguments
 
 MOMENTUM = 0.1
@@ -28,7 +29,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], how: str = "ema") -> nn.
     if how not in HOW:
         raise FloorplanError(f"calibrate {how}: not known; use {', '.join(HOW)}")
     twin = copy.deepcopy(model)
-    norms = [m for m in twin.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms = [m for m in twin.modules() if isinstance(m, BatchNormNd)]
     norms = [m for m in norms if m.running_mean is not None and m.running_var is not None]
     if not norms:
         raise FloorplanError("calibrate: the model has no BatchNorm with running statistics")
@@ -54,7 +55,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], how: str = "ema") -> nn.
     originals = dict(model.named_modules())
     for name, part in twin.named_modules():
         part.training = modes[part]
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        if isinstance(part, BatchNormNd):
             part.momentum = cast(Any, originals[name]).momentum
     return twin
 

@@ -36,6 +36,7 @@ from floorplan.methods.plain import (
     plain_twin,
 )
 from floorplan.methods.verify import FLOAT64, double_copy, runs_in_double, to_double
+from floorplan.torch_doors import buffers_of, tensors_of
 from floorplan.trees import tensors_in
 
 _NORM_STATE = ("running_mean", "running_var", "weight", "bias")
@@ -104,7 +105,7 @@ class _Known:
 
 def _to_conv(gm: fx.GraphModule, path: str, layer: nn.Module, known: _Known) -> None:
     geo = cast(Geometry, layer.geo)
-    made_of = tuple(id(t) for t in (*layer._parameters.values(), *layer._buffers.values()))
+    made_of = tuple(id(t) for t in tensors_of(layer).values())
     if made_of not in known.tensors:
         known.layers.append(layer)
         known.tensors[made_of] = merged_parameters(layer)
@@ -160,7 +161,7 @@ def _to_norm(gm: fx.GraphModule, path: str, layer: nn.Module) -> None:
         gm.add_submodule(act_path, act.train(layer.training))
     for node in calls:
         with gm.graph.inserting_before(node):
-            reads = [None if holder._buffers[n] is None else gm.graph.get_attr(f"{path}.{n}") for n in _NORM_STATE]
+            reads = [None if buffers_of(holder)[n] is None else gm.graph.get_attr(f"{path}.{n}") for n in _NORM_STATE]
         node.op, node.target = "call_function", F.batch_norm
         node.args = (node.args[0], *reads, False, 0.0, norm[-1])
         _follow(gm.graph, node, None, act_path)

@@ -17,6 +17,7 @@ from floorplan.layers.fused import FusedConv
 from floorplan.methods.merge import refuse_unmergeable
 from floorplan.methods.merge_branch import branch_pairs
 from floorplan.methods.plain import delta_of
+from floorplan.torch_doors import tensors_of
 
 
 class _State:
@@ -90,7 +91,7 @@ def delta_state(module: fx.GraphModule, source: nn.Module) -> dict[str, Tensor]:
 
 def _take(state: _State, path: str, m: nn.Module) -> None:
     """The tensors of a layer that no pass replaced."""
-    for name, t in (*m._parameters.items(), *m._buffers.items()):
+    for name, t in tensors_of(m).items():
         key = f"{path}.{name}" if path else name
         if t is None:
             continue

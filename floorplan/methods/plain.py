@@ -30,6 +30,7 @@ from floorplan.layers.lowrank import merge as low_rank_sum
 from floorplan.layers.max_pools import ADAPTIVE_AVG_POOLS, AVG_POOLS, MAX_POOLS
 from floorplan.layers.paper import PaperSite
 from floorplan.layers.plain import AnyBatchNorm
+from floorplan.torch_doors import children_of
 
 Weights = tuple[Tensor, Tensor | None]  # weight and bias
 
@@ -124,7 +125,7 @@ def plain_conv(geo: Geometry, weight: nn.Parameter, bias: nn.Parameter | None) -
 
 def plain_activation(layer: nn.Module) -> nn.Module | None:
     """The activation that a site ends in, out of place; None if it ends in none."""
-    act = cast(Any, layer)._modules.get("act")
+    act = children_of(layer).get("act")
     return None if act is None else ACTIVATIONS[type(act).__name__](**activation_options(act))
 
 

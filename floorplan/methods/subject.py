@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_iter
 
 from floorplan.errors import FloorplanError, LoadError, ReadsValues
 from floorplan.ledger.inputs import infer_shape, make_inputs
@@ -15,6 +14,7 @@ from floorplan.ledger.run import Step, run
 from floorplan.store.artifact import load_artifact
 from floorplan.store.load import Loaded, load_model
 from floorplan.text import first_line
+from floorplan.torch_doors import tree_iter
 from floorplan.trees import arguments
 
 Shapes = Sequence[Sequence[int]]

@@ -28,6 +28,7 @@ from floorplan.methods.catalogue import Options, Plan, method, recorded
 from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import Subject
 from floorplan.text import describe
+from floorplan.torch_doors import NormBase
 from floorplan.trees import arguments
 
 Batch = tuple[Any, Any]  # (the forward's input or inputs, target)
@@ -243,7 +244,7 @@ class _Loop:
 
     def _small_state(self) -> dict[str, Tensor]:
         """The adapter alone: what trains, P where it is replayed, statistics that move."""
-        moving = {p: m for p, m in self.module.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
+        moving = {p: m for p, m in self.module.named_modules() if isinstance(m, NormBase)}
         projections = {id(p) for p in self.replay.projections()} if self.replay else set()
         kept = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         for n, b in self.module.named_buffers():

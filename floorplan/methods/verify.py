@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_map
 
 from floorplan.errors import FloorplanError, PassError
 from floorplan.graph.driver import Pass
@@ -18,6 +17,7 @@ from floorplan.layers.fused import FusedConv
 from floorplan.layers.paper import PaperSite
 from floorplan.ledger.differ import relative_error, size_of
 from floorplan.ledger.run import Step, Watch, observe
+from floorplan.torch_doors import tree_map
 from floorplan.trees import tensors_in
 
 FLOAT64 = 1e-12

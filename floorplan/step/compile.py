@@ -8,7 +8,6 @@ The gradients are those of the whole batch, whatever the schedule.
 
 import copy
 import hashlib
-import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from floorplan.step.program import Builder, Program
 from floorplan.step.schedule import Schedule
 from floorplan.step.source import Source, SourcePlan, source_of
 from floorplan.step.studied import Studied, studied
+from floorplan.torch_doors import show_source
 from floorplan.trees import arguments, tensors_in
 
 LAYOUTS = ("auto", "contiguous", "channels_last")
@@ -93,7 +93,7 @@ class Step:
         """The step on a model's modules, its own or their fakes; `at` is told every node and direction."""
         source = self._source(at is not None)
         name = f"<floorplan step {hashlib.sha1(source.text.encode()).hexdigest()[:12]}>"
-        linecache.cache[name] = (len(source.text), None, source.text.splitlines(True), name)
+        show_source(name, source.text)
         space: dict[str, Any] = {**source.namespace, "at": at}
         exec(compile(source.text, name, "exec"), space)
         return space["make_step"](model, self.loss, self.mean, at)  # type: ignore[no-any-return]

@@ -10,13 +10,13 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_map
 
 from floorplan.errors import FloorplanError
 from floorplan.graph.untouched import in_mode
 from floorplan.ledger.differ import relative_error
 from floorplan.ledger.inputs import filled, smaller_inputs
 from floorplan.ledger.losses import COUNTED, Loss
+from floorplan.torch_doors import BatchNormNd, has_gradient_hook, hooks_of, tree_map
 from floorplan.trees import tensors_in
 
 TRIED = 1 << 20  # elements of an output that a loss is tried on; of larger ones, four samples
@@ -68,10 +68,10 @@ def _refuse_hooks(step: Compiled) -> None:
     """FloorplanError naming a hook that straight-line code would not call."""
     for path in step.sites:
         m = step.module.get_submodule(path)
-        if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
+        if hooks_of(m):
             raise FloorplanError(f"step: {path} got a hook since it was compiled; it would not run, so compile again")
     for name, p in step.module.named_parameters():
-        if p.requires_grad and (p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)):
+        if p.requires_grad and has_gradient_hook(p):
             raise FloorplanError(
                 f"step: {name} has a gradient hook, which a compiled step does not call; "
                 "read .grad after the step instead"
@@ -81,7 +81,7 @@ def _refuse_hooks(step: Compiled) -> None:
 def refuse_coupled(model: nn.Module) -> None:
     """FloorplanError naming a layer that couples the samples of a batch."""
     for name, m in model.named_modules():
-        if isinstance(m, nn.modules.batchnorm._BatchNorm) and (m.training or m.running_mean is None):
+        if isinstance(m, BatchNormNd) and (m.training or m.running_mean is None):
             raise FloorplanError(
                 f"schedule: {name} ({type(m).__name__}) normalises by the batch, which parts "
                 "would change; use the whole batch, or eval mode"

@@ -29,6 +29,7 @@ from floorplan.layers.geometry import (
     unpad,
 )
 from floorplan.layers.lowrank import merge, project, q_grad, sampled, scaled, up_geometry, up_grad
+from floorplan.torch_doors import kernel_of
 
 PARTS = 8  # a temporary of a sum into a buffer is an eighth of the map
 MORE = 16  # parts of a padded conv, which makes two temporaries
@@ -113,11 +114,6 @@ def add_product_(y: Tensor, x: Tensor, w: Tensor) -> bool:
     return True
 
 
-def _kernel(op: Any) -> Any:
-    """A custom op, or the function behind it where nobody watches: a call of the op costs more than a small map."""
-    return op if torch._C._len_torch_dispatch_stack() else op._init_fn
-
-
 def gate_(z: Tensor, s: Any) -> tuple[Tensor, int]:
     """Packed gate of z and its layout; z becomes act(z) in place."""
     bits = _packed(z, s.gate)
@@ -140,19 +136,19 @@ def bits_of(z: Tensor, act: nn.Module) -> tuple[Tensor, int]:
 
 
 def _packed(z: Tensor, gate: Gate) -> tuple[Tensor, int]:
-    return _kernel(pack_gate)(z, gate.lo, gate.hi, gate.closed), layout_of(z)
+    return kernel_of(pack_gate)(z, gate.lo, gate.hi, gate.closed), layout_of(z)
 
 
 def ungate(g: Tensor, bits: tuple[Tensor, int], gate: Any) -> Tensor:
     """The gradient behind a gate, in a new buffer."""
-    return cast(Tensor, _kernel(apply_gate)(g, bits[0], bits[1], gate.inside, gate.outside))
+    return cast(Tensor, kernel_of(apply_gate)(g, bits[0], bits[1], gate.inside, gate.outside))
 
 
 def ungate_(g: Tensor, bits: tuple[Tensor, int], gate: Any) -> Tensor:
     """The gradient behind a gate, in g's buffer if g lies as z did."""
     if not dense_in(g, bits[1]):
         return ungate(g, bits, gate)
-    _kernel(apply_gate_)(g, bits[0], bits[1], gate.inside, gate.outside)
+    kernel_of(apply_gate_)(g, bits[0], bits[1], gate.inside, gate.outside)
     return g
 
 

@@ -19,6 +19,7 @@ from torch import fx
 from floorplan.errors import FloorplanError, LoadError
 from floorplan.layers.targets import ATTRIBUTES, function_named, methods, name_of
 from floorplan.text import short
+from floorplan.torch_doors import calls_plainly
 
 _SCALARS = (type(None), bool, int, float, str)
 _DEPTH = 32  # nesting of one value
@@ -190,7 +191,7 @@ _TAGS: dict[str, Callable[[Reader, Any, str, int], Any]] = {
 
 def encode_graph(graph: fx.Graph) -> list[dict[str, Any]]:
     """One record a node, in order; FloorplanError for a graph that is not data."""
-    if type(graph._codegen) is not fx.graph.CodeGen:
+    if not calls_plainly(graph):
         raise FloorplanError(
             "graph: has its own calling convention (torch.export); re-trace it with torch.fx.symbolic_trace first"
         )

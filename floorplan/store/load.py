@@ -23,6 +23,7 @@ from floorplan.store.recognize import REFUSED, SAFETENSORS, TAR, damaged_record,
 from floorplan.store.unpickle import read
 from floorplan.store.weights import NESTED, copy_weights, is_state_dict
 from floorplan.text import describe
+from floorplan.torch_doors import children_of, eager_of
 
 ADAPTED = "floorplan.adapted/1"
 _FACTORY = "name a factory, as in: floorplan check pkg.mod:factory --weights FILE"
@@ -146,14 +147,14 @@ def _load_artifact(path: str) -> nn.Module:
 def _unwrap(module: nn.Module, spec: str) -> tuple[nn.Module, tuple[str, ...]]:
     notes: list[str] = []
     while isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        inner = vars(module)["_modules"].get("module")
+        inner = children_of(module).get("module")
         if not isinstance(inner, nn.Module) or len(notes) > 3:
             raise load_error(spec, f"a {type(module).__name__} around nothing: damaged")
         notes.append(f"unwrapped {type(module).__name__}: analysing the module inside")
         module = inner
     if type(module).__name__ == "OptimizedModule":
         notes.append("unwrapped the compiled module: analysing the eager one")
-        module = module.get_submodule("_orig_mod")
+        module = eager_of(module)
     if isinstance(module, torch.jit.ScriptModule):
         raise load_error(spec, "a TorchScript module, which cannot be analysed; name the eager one")
     return module, tuple(notes)

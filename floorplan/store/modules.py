@@ -32,6 +32,7 @@ from floorplan.layers import (
 )
 from floorplan.store.graphs import Reader, encode_value
 from floorplan.text import first_line, short
+from floorplan.torch_doors import buffers_of, hooks_of, parameters_of, transient_of
 
 # Containers, modules that hold callables, and modules whose arguments leave no attributes.
 _EXCLUDED = frozenset(
@@ -56,9 +57,6 @@ _READ: dict[tuple[type[nn.Module], str], Callable[[Any], Any]] = {
 
 # Placement, deprecated spellings, and arguments that have no plain value.
 _SKIPPED = frozenset("device dtype min_value max_value size_average reduce process_group".split())
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 
 # Names under which files hold floorplan's own modules: they stay, wherever the classes live.
 _STORED: dict[str, type[nn.Module]] = {
@@ -186,9 +184,8 @@ def refuse_code(m: nn.Module, where: str) -> None:
         raise FloorplanError(
             f"{where}: is parametrized, which is code; call torch.nn.utils.parametrize.remove_parametrizations first"
         )
-    hooks = [h for h in _HOOKS if getattr(m, h)]
-    if hooks:
-        raise FloorplanError(f"{where}: has {hooks[0][1:]}, which are code; remove them first")
+    if hooks := hooks_of(m):
+        raise FloorplanError(f"{where}: has {next(iter(hooks))}, which are code; remove them first")
     if "forward" in vars(m):
         raise FloorplanError(f"{where}: its forward was replaced by hand; adapted.pt has no code")
 
@@ -217,11 +214,11 @@ def _shapes(module: nn.Module) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Kind and shape of every tensor of a module."""
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
     for path, m in module.named_modules():
-        for name, p in m._parameters.items():
+        for name, p in parameters_of(m).items():
             if p is not None:
                 shapes[f"{path}.{name}"] = ("parameter", tuple(p.shape))
-        for name, b in m._buffers.items():
+        for name, b in buffers_of(m).items():
             if b is not None:
-                kept = name not in m._non_persistent_buffers_set
+                kept = name not in transient_of(m)
                 shapes[f"{path}.{name}"] = ("buffer" if kept else "transient", tuple(b.shape))
     return shapes

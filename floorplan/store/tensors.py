@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from floorplan.errors import FloorplanError, LoadError
 from floorplan.store.graphs import safe_path
 from floorplan.text import short
+from floorplan.torch_doors import buffers_of, children_of, has_gradient_hook, parameters_of, tensors_of, transient_of
 
 _KINDS = ("parameter", "buffer", "transient", "constant")
 
@@ -60,10 +61,10 @@ def _tensors(gm: fx.GraphModule, wanted: set[int]) -> Iterator[tuple[str, str, T
     """(name, kind, tensor) of every parameter, buffer and bare tensor that the graph reads."""
     for path, m in gm.named_modules():
         prefix = f"{path}." if path else ""
-        for name, p in m._parameters.items():
+        for name, p in parameters_of(m).items():
             if p is not None:
                 yield prefix + name, "parameter", p
-        for name, b in m._buffers.items():
+        for name, b in buffers_of(m).items():
             if b is not None:
                 yield prefix + name, _buffer_kind(m, name), b
         for name, value in vars(m).items():
@@ -72,13 +73,13 @@ def _tensors(gm: fx.GraphModule, wanted: set[int]) -> Iterator[tuple[str, str, T
 
 
 def _buffer_kind(module: nn.Module, name: str) -> str:
-    return "transient" if name in module._non_persistent_buffers_set else "buffer"
+    return "transient" if name in transient_of(module) else "buffer"
 
 
 def _refuse(t: Tensor, where: str) -> None:
     if not _plain(t) or t.is_meta or not t.is_leaf:
         raise FloorplanError(f"{where}: not a plain dense tensor with data of its own")
-    if t._backward_hooks or getattr(t, "_post_accumulate_grad_hooks", None):
+    if has_gradient_hook(t):
         raise FloorplanError(f"{where}: has a gradient hook, which is code; remove it first")
 
 
@@ -90,7 +91,7 @@ def module_at(root: nn.Module, path: str) -> nn.Module | None:
     """The submodule at a dotted path, found among registered modules only."""
     found: nn.Module | None = root
     for atom in path.split(".") if path else ():
-        found = found._modules.get(atom) if found is not None else None
+        found = children_of(found).get(atom) if found is not None else None
     return found
 
 
@@ -100,7 +101,7 @@ def tensor_at(root: nn.Module, path: str) -> Tensor | None:
     module = module_at(root, above)
     if module is None:
         return None
-    value = {**vars(module), **module._buffers, **module._parameters}.get(name)
+    value = {**vars(module), **tensors_of(module)}.get(name)
     return value if isinstance(value, Tensor) else None
 
 
@@ -157,10 +158,10 @@ def _attach(gm: fx.GraphModule, name: str, kind: str, tensor: Tensor) -> None:
         raise LoadError(f"tensor {name}: no module {short(above)}; refused")
     if kind == "parameter" and not isinstance(tensor, nn.Parameter):
         raise LoadError(f"tensor {name}: tied to a tensor that is no parameter; refused")
-    registered = {**module._parameters, **module._buffers}
+    registered = tensors_of(module)
     if last in registered:
         expected = registered[last]
-        found = "parameter" if last in module._parameters else _buffer_kind(module, last)
+        found = "parameter" if last in parameters_of(module) else _buffer_kind(module, last)
         if expected is None or found != kind or expected.shape != tensor.shape:
             raise LoadError(f"tensor {name}: kind or shape does not fit its module; refused")
         setattr(module, last, tensor)

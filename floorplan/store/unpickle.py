@@ -22,6 +22,7 @@ from floorplan.store.admit import admit, import_path, is_module_class, is_plain,
 from floorplan.store.legacy import without_module_records
 from floorplan.store.recognize import LEGACY, load_error
 from floorplan.text import describe
+from floorplan.torch_doors import COMPILED_CALL, STORES, has_gradient_hook
 
 _OPCODES_LEFT_OUT = {"STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4", "NEWOBJ_EX"}
 _PICKLE_LIMIT = 1 << 28
@@ -125,7 +126,7 @@ def _audited(found: Any, name: str) -> Any:
             return value
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
-            if value._backward_hooks:
+            if has_gradient_hook(value):
                 raise load_error(name, "a tensor in it holds backward hooks; save without them")
         elif isinstance(value, dict):
             value.update({k: clean(v) for k, v in value.items()})
@@ -143,8 +144,7 @@ def _audited(found: Any, name: str) -> Any:
 
 def _why_not_plain(module: nn.Module) -> str:
     held = vars(module)
-    kinds = {"_modules": nn.Module, "_parameters": nn.Parameter, "_buffers": torch.Tensor}
-    for slot, kind in kinds.items():
+    for slot, kind in STORES.items():
         values = held.get(slot)
         if not isinstance(values, dict) or not isinstance(held.get("training"), bool):
             return "is incomplete: the file is damaged"
@@ -154,6 +154,6 @@ def _why_not_plain(module: nn.Module) -> str:
         if "_hooks" in key and value:
             return f"has {key}, which would run on every call; remove them and save again"
         hidden = getattr(type(module), key, None) if isinstance(key, str) else None
-        if callable(hidden) or (key == "_compiled_call_impl" and value):
+        if callable(hidden) or (key == COMPILED_CALL and value):
             return f"replaces its method {key}; save the state_dict and name a factory"
     return ""

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, fx, nn
-from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from floorplan.cost_models import memory
 from floorplan.errors import FloorplanError
@@ -24,6 +23,7 @@ from floorplan.ledger.recorder import Saved, ops_of
 from floorplan.ledger.run import Run, Step, Watch, run
 from floorplan.ledger.storage import Life, StorageTracker
 from floorplan.timeline.blocks import Block, StepTimeline
+from floorplan.torch_doors import by_foreach
 from floorplan.trees import bytes_of_tensors, model_state, tensors_in
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -55,7 +55,7 @@ def _ended(step: Step, optimizer: str | None) -> Step:
     if optimizer not in _OPTIMIZERS:
         raise FloorplanError(f"optimizer {optimizer}: not known; use {', '.join(_OPTIMIZERS)}")
     # Which kernels an optimizer takes depends on the real tensors.
-    _, foreach = _default_to_fused_or_foreach(_trained(step.model, step.replays), False, False)
+    foreach = by_foreach(_trained(step.model, step.replays))
 
     def end(model: nn.Module, tracker: StorageTracker) -> list[Tensor]:
         tracker.enter("optimizer", "optimizer")

@@ -1,14 +1,19 @@
 """What cannot be traced: branches on values, failures, checkpoints, switched contexts."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint_sequential as sequential
 from traced_nets import Net, X, conv, same, targets
 
+import floorplan
 from floorplan.errors import TraceError
 from floorplan.graph.trace import trace
 
@@ -80,23 +85,66 @@ def test_untraceable_root_is_one_call() -> None:
     assert t.opaque == {"model": "it has forward hooks"} and torch.equal(t.gm(X), hooked(X))
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_is_found(reentrant: bool) -> None:
-    def run(s: Any, x: Tensor) -> Any:
-        return checkpoint(s.c, x, use_reentrant=reentrant)
+def selective(s: Any, x: Tensor) -> Any:
+    keep = partial(create_selective_checkpoint_contexts, [torch.ops.aten.convolution.default])
+    return checkpoint(s.c, x, use_reentrant=False, context_fn=keep)
 
-    def run_all(s: Any, x: Tensor) -> Any:
-        return checkpoint_sequential(  # type: ignore[no-untyped-call]
-            [s.c, s.d], 2, x, use_reentrant=reentrant
-        )
 
-    for fn in (run, run_all):
-        block = Net(fn, c=conv(), d=conv())
-        t = trace(nn.Sequential(conv(), block), [X])
-        assert list(t.opaque) == ["1"] and "uses activation checkpointing" in t.opaque["1"]
-        t = trace(block, [X])
-        assert list(t.opaque) == ["model"] and "uses activation checkpointing" in t.opaque["model"]
-        assert torch.equal(t.gm(X), block(X)), "the patch is gone"
+def decorated(s: Any, x: Tensor) -> Any:
+    if torch.__version__ < "2.14":
+        return checkpoint(s.c, x, use_reentrant=False)  # has no such form yet
+    return cast(Any, checkpoint)(use_reentrant=False)(s.c)(x)
+
+
+CHECKPOINTED: dict[str, Callable[[Any, Tensor], Any]] = {
+    "non-reentrant": lambda s, x: checkpoint(s.c, x, use_reentrant=False),
+    "reentrant": lambda s, x: checkpoint(s.c, x, use_reentrant=True),
+    "not said": lambda s, x: checkpoint(s.c, x),
+    "by its full name": lambda s, x: torch.utils.checkpoint.checkpoint(s.c, x, use_reentrant=False),
+    "in keywords": lambda s, x: checkpoint(s.c, input=x, use_reentrant=False),
+    "a function's own ops": lambda s, x: checkpoint(lambda y: torch.relu(y) + y, x, use_reentrant=False),
+    "of a checkpoint": lambda s, x: checkpoint(lambda y: checkpoint(s.c, y), x, use_reentrant=False),
+    "sequential": lambda s, x: sequential([s.c, s.d], 2, x, use_reentrant=False),
+    "sequential, reentrant": lambda s, x: sequential([s.c, s.d], 2, x, use_reentrant=True),
+    "selective": selective,
+    "decorator": decorated,
+    "wrapped": lambda s, x: checkpoint_wrapper(s.c)(x),  # type: ignore[no-untyped-call]
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*use_reentrant", "ignore:None of the inputs")
+@pytest.mark.parametrize("how", CHECKPOINTED)
+def test_checkpointing_is_found(how: str) -> None:
+    block = Net(CHECKPOINTED[how], c=conv(), d=conv())
+    t = trace(nn.Sequential(conv(), block), [X])
+    assert list(t.opaque) == ["1"] and "uses activation checkpointing" in t.opaque["1"]
+    t = trace(block, [X])
+    assert list(t.opaque) == ["model"] and "uses activation checkpointing" in t.opaque["model"]
+    assert torch.equal(t.gm(X), block(X))
+    net = nn.Sequential(conv(), block)
+    report = floorplan.check(net, X, measured=True)
+    assert report.predicted == report.measured
+
+
+def test_checkpointing_of_other_packages_is_found() -> None:
+    timm, models = pytest.importorskip("timm"), pytest.importorskip("torchvision.models")
+    resnet, densenet = timm.create_model("resnet18"), timm.create_model("densenet121", memory_efficient=True)
+    resnet.set_grad_checkpointing()
+    for model in (resnet, densenet, models.densenet121(memory_efficient=True)):
+        t = trace(model, [torch.randn(2, 3, 64, 64)])
+        assert t.opaque and all("uses activation checkpointing" in why for why in t.opaque.values())
+
+
+def inside(x: Tensor) -> Tensor:
+    assert not trace(conv(), [X]).opaque
+    return x
+
+
+def test_what_is_only_named_a_checkpoint_is_traced() -> None:
+    """The last segment of a sequence is a plain call, and a trace made inside a checkpoint is no part of it."""
+    block = Net(lambda s, x: sequential([s.c, s.d], 1, x, use_reentrant=False), c=conv(), d=conv())
+    assert not trace(block, [X]).opaque
+    checkpoint(inside, X, use_reentrant=False)
 
 
 class Double(torch.autograd.Function):
@@ -119,9 +167,15 @@ def autocast(s: Any, x: Tensor) -> Tensor:
         return s.c(x)  # type: ignore[no-any-return]
 
 
+def offloaded(s: Any, x: Tensor) -> Any:
+    with torch.autograd.graph.save_on_cpu():  # type: ignore[no-untyped-call]
+        return s.c(x)
+
+
 @pytest.mark.parametrize(
     ("fn", "why"),
     [
+        (offloaded, "saved-tensor hooks"),
         (no_grad, "computes under torch.no_grad()"),
         (lambda s, x: cast(Any, Double).apply(x), "custom autograd.Function"),
         (autocast, "switches autocast"),

@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from floorplan.graph.copies import clone_structure
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.kernels import as_really_run, quiet_fakes
 from floorplan.ledger.recurrent import fused_lstm
+from floorplan.torch_doors import TorchDispatchMode, schema_of, tree_iter, tree_map
 from floorplan.trees import model_state, storage_key, tensors_in
 
 _STATISTICS = "batch_norm"  # native, cudnn and miopen kernels write running statistics and do not say so
@@ -53,7 +52,8 @@ class _Ops(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        schema = schema_of(func)
+        named = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
         given = {storage_key(t) for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)}
         out = as_really_run(func, args, kwargs)
         made = [t for t in tree_iter(out) if isinstance(t, Tensor)]
@@ -61,10 +61,10 @@ class _Ops(TorchDispatchMode):
         self.alive += made
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.refused = "it draws random numbers"
-        if _STATISTICS in func._opname and (named.get("training") or named.get("train")):
+        if _STATISTICS in schema.name and (named.get("training") or named.get("train")):
             if named.get("running_mean") is not None:
                 self.refused = "it updates running statistics"
-        for a in func._schema.arguments:
+        for a in schema.arguments:
             if a.alias_info is not None and a.alias_info.is_write and a.name in named:
                 self.written |= {storage_key(t) for t in tree_iter(named[a.name]) if isinstance(t, Tensor)}
         return out

@@ -1,0 +1,250 @@
+"""torch's insides, each under a name of our own: no other file reads a private name of torch or changes one.
+
+torch promises none of this to stay; tests/test_torch_doors.py says of each what is relied on.
+"""
+
+import linecache
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from types import FrameType
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+import torch._decomp  # these two give ops their Python kernels
+import torch._meta_registrations
+import torch.utils.checkpoint
+from torch import Tensor, fx, nn
+from torch._C._autograd import _get_sequence_nr
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher  # ops by Python kernels
+from torch._dynamo.source import ConstantSource as ConstantSource  # names a symbol
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor  # a tensor without data
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # makes and runs them
+from torch.optim.optimizer import _default_to_fused_or_foreach
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # sees every op that runs under it
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_iter as tree_iter  # the leaves of nested containers
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+from torch.utils._sympy.functions import FloorDiv as FloorDiv  # a // b in the size of a fake
+
+from floorplan.errors import FloorplanError
+
+Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # pack and unpack of a saved tensor
+
+# --- modules
+
+# The classes that layers of one kind share, in 1-D, 2-D and 3-D.
+ConvNd = nn.modules.conv._ConvNd
+BatchNormNd = nn.modules.batchnorm._BatchNorm
+NormBase = nn.modules.batchnorm._NormBase  # InstanceNorm too
+MaxPoolNd = nn.modules.pooling._MaxPoolNd
+AvgPoolNd = nn.modules.pooling._AvgPoolNd
+AdaptiveMaxPoolNd = nn.modules.pooling._AdaptiveMaxPoolNd
+AdaptiveAvgPoolNd = nn.modules.pooling._AdaptiveAvgPoolNd
+DropoutNd = nn.modules.dropout._DropoutNd
+
+FORWARDS = ("forward", "_conv_forward")  # the methods that say what a layer computes
+STORES = {"_parameters": nn.Parameter, "_buffers": Tensor, "_modules": nn.Module}  # what vars() of a module holds
+COMPILED_CALL = "_compiled_call_impl"  # what Module.compile() puts in place of the forward
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+
+
+def parameters_of(m: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The module's own parameters; what is written into the dict is registered."""
+    return m._parameters
+
+
+def buffers_of(m: nn.Module) -> dict[str, Tensor | None]:
+    """The module's own buffers; what is written into the dict is registered."""
+    return m._buffers
+
+
+def children_of(m: nn.Module) -> dict[str, nn.Module | None]:
+    """The module's own submodules, those under two names twice."""
+    return m._modules
+
+
+def tensors_of(m: nn.Module) -> dict[str, Tensor | None]:
+    """The module's own parameters and buffers."""
+    return {**m._parameters, **m._buffers}
+
+
+def transient_of(m: nn.Module) -> set[str]:
+    """Names of the buffers that a state_dict leaves out; what is added to the set is left out too."""
+    return m._non_persistent_buffers_set
+
+
+def hooks_of(m: nn.Module) -> dict[str, list[Callable[..., Any]]]:
+    """The hooks on a module's calls by kind, where there are any."""
+    found = {kind: list(getattr(m, f"_{kind}").values()) for kind in _HOOKS}
+    return {kind: hooks for kind, hooks in found.items() if hooks}
+
+
+def has_gradient_hook(t: Tensor) -> bool:
+    """Whether a tensor runs code when its gradient is known."""
+    return bool(t._backward_hooks or cast(Any, t)._post_accumulate_grad_hooks)
+
+
+def eager_of(compiled: nn.Module) -> nn.Module:
+    """The module behind what torch.compile made of it."""
+    return compiled.get_submodule("_orig_mod")
+
+
+# --- tensors and autograd
+
+next_number = _get_sequence_nr  # what autograd will number its next node
+
+
+def storage_key(t: Tensor) -> int:
+    """Identity of the storage behind t, valid while it is alive."""
+    return int(t.untyped_storage()._cdata)
+
+
+def version_of(t: Tensor) -> int:
+    """How often a tensor has been written to."""
+    return t._version
+
+
+def number_of(node: Any) -> int:
+    """The number that autograd gave one of its nodes when the forward made it."""
+    return int(node._sequence_nr())
+
+
+def running_number() -> int | None:
+    """The number of the autograd node whose backward runs; None outside a backward."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else number_of(node)
+
+
+@cache
+def saved_names(kind: type) -> tuple[str, ...]:
+    """The attributes under which autograd nodes of a class show what they have saved."""
+    return tuple(n for n in dir(kind) if n.startswith("_saved_") or n == "saved_tensors")
+
+
+def saved_hooks() -> Hooks | None:
+    """The saved-tensor hooks in force, the innermost ones."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def checkpointing() -> bool:
+    """Whether torch.utils.checkpoint is computing what runs now, reentrant or not, by whatever name it was called."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals is vars(torch.utils.checkpoint):
+            if not frame.f_code.co_qualname.startswith("checkpoint_sequential"):  # its last segment is a plain call
+                return True
+        frame = frame.f_back
+    return False
+
+
+def by_foreach(params: list[Tensor]) -> bool:
+    """Whether torch's optimizers step these tensors all at once when not told how."""
+    return bool(_default_to_fused_or_foreach(params, False, False)[1])
+
+
+# --- fakes and ops
+
+no_modes = _disable_current_modes  # a context in which ops run unseen, on real tensors
+VALUES_ASKED = (DataDependentOutputException, DynamicOutputShapeException)  # a fake run needed a tensor's content
+READ_NUMBER = torch.ops.aten._local_scalar_dense.default  # .item()
+BATCH_NORMS = (torch.ops.aten._native_batch_norm_legit.default, torch.ops.aten._native_batch_norm_legit.no_stats)
+ADAPTIVE_BACKWARD = {2: torch.ops.aten._adaptive_avg_pool2d_backward, 3: torch.ops.aten._adaptive_avg_pool3d_backward}
+OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+
+
+def schema_of(op: Any) -> Any:
+    """Name, overload_name, arguments and returns of an op."""
+    return op._schema
+
+
+@cache
+def upsamplings() -> tuple[str, ...]:
+    """Names of torch's forward upsampling ops, antialiasing and exact ones too."""
+    names = (n.removeprefix("aten::").split(".")[0] for n in op_names() if n.startswith("aten::"))
+    return tuple(sorted({n for n in names if "upsample_" in n and "backward" not in n}))
+
+
+def op_names() -> list[str]:
+    """Every registered op as NAMESPACE::NAME[.OVERLOAD]; TorchScript's own, such as aten::save, are not among them."""
+    return torch._C._dispatch_get_all_op_names()
+
+
+def kernel_of(op: Any) -> Any:
+    """A custom op, or the function behind it where nobody watches: a call of the op costs more than a small map."""
+    return op if torch._C._len_torch_dispatch_stack() else op._init_fn
+
+
+def slow_transposed(args: Iterable[Any]) -> bool:
+    """Whether torch computes a convolution of real tensors by its own transposed 3-D kernel."""
+    backends = cast(Any, torch._C)._ConvBackend
+    return bool(torch._C._select_conv_backend(*args) == backends.SlowTranspose3d)
+
+
+# --- torch.fx
+
+PROXY_FIELDS = frozenset(("tracer", "node", "root", "attr", "_node"))  # what fx itself sets on its proxies
+CONSTANT = "_tensor_constant"  # how the attributes begin that fx makes of constant tensors
+
+
+def is_erased(node: fx.Node) -> bool:
+    """Whether a node was taken out of its graph."""
+    return node._erased
+
+
+def renew(a: fx.proxy.Attribute) -> None:
+    """Let an attribute of a traced value, whose node was taken out, make another."""
+    if a._node is not None and is_erased(a._node):
+        a._node = None
+
+
+def forget_tracer(graph: fx.Graph) -> None:
+    """Let a graph be copied and saved without the tracer that made it."""
+    graph._tracer_cls = None
+
+
+def calls_plainly(graph: fx.Graph) -> bool:
+    """Whether a graph's code takes its placeholders as arguments; torch.export's takes trees."""
+    return type(graph._codegen) is fx.graph.CodeGen
+
+
+# --- what is changed while torch runs
+
+_PYTHON_KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+@contextmanager
+def other_kernels(kernels: Mapping[Any, Callable[..., Any] | None]) -> Iterator[None]:
+    """Ops run a Python kernel of ours meanwhile, or for None torch's C++ kernel, in place of torch's Python one."""
+    taken = {op: {k: op.py_kernels.pop(k) for k in _PYTHON_KEYS if k in op.py_kernels} for op in kernels}
+    for op, own in kernels.items():
+        if own is not None:
+            op.py_kernels.update(dict.fromkeys(_PYTHON_KEYS, own))
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, theirs in taken.items():
+            for k in _PYTHON_KEYS:
+                op.py_kernels.pop(k, None)
+            op.py_kernels.update(theirs)
+            op._dispatch_cache.clear()
+
+
+@contextmanager
+def other_lstm(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """nn.LSTM runs make(torch's own function) meanwhile."""
+    forward = cast(Any, nn.LSTM.forward)
+    if forward.__globals__.get("_VF") is not torch._VF or "lstm" not in forward.__code__.co_names:
+        raise FloorplanError(f"nn.LSTM: torch {torch.__version__} runs it another way; use torch 2.13 or 2.14")
+    with patch.object(torch._VF, "lstm", make(torch._VF.lstm), create=True):
+        yield
+
+
+def show_source(name: str, text: str) -> None:
+    """Let tracebacks and debuggers show the lines of code that was compiled under a name that is no file."""
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
