@@ -16,7 +16,7 @@ def module_of(path: Path) -> str:
 
 def named(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """(module, name) of every import, and of every attribute read from an imported module."""
-    known = {}
+    known: dict[str, tuple[str, str]] = {}
     for n in ast.walk(tree):
         if isinstance(n, ast.ImportFrom):
             known |= {a.asname or a.name: (str(n.module), a.name) for a in n.names}
