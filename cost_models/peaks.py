@@ -175,21 +175,10 @@ class Composer:
         most = max(most, kept + (whole.grads if done else 0) + self._down(k + 1, n, done, stages, alone))
         if whole.back is None:
             return most
-        first = True
-        for s, q in reversed(list(_turns(n, size, both=True))):
-            most = max(most, loss + self._back(k, s, q * self._at(k, size, stages).kept, first, done, stages, n))
-            first = False
+        for i, (s, q) in enumerate(reversed(list(_turns(n, size, both=True)))):
+            base = loss + q * self._at(k, size, stages).kept + whole.leaves
+            most = max(most, base + _part(self._at(k, s, stages), whole.enters, all_, i == 0, done))
         return most
-
-    def _back(self, k: int, s: int, kept: int, first: bool, done: bool, stages: tuple[Stage, ...], n: int) -> int:
-        """One part's backward, others' kept state held; the first makes the buffer that takes all gradients."""
-        whole, g, all_ = self._at(k, n, stages), self._at(k, s, stages), self._grads(k, n, stages)
-        assert g.back is not None
-        took = whole.enters if g.learns else 0
-        base = kept + whole.leaves + (0 if first else took)
-        made = all_ + g.back.held_later if done or not first else all_ - g.grads + g.back.held_first
-        own = 0 if g.through else g.enters
-        return max(base + made, base + took + own + all_ if first and g.learns else 0)
 
 
 def _turns(n: int, size: int, both: bool = False) -> Iterator[tuple[int, int]]:
@@ -198,6 +187,16 @@ def _turns(n: int, size: int, both: bool = False) -> Iterator[tuple[int, int]]:
     chosen = {0, 1, 2, times - 2, times - 1}
     yield from ((full, q) for q in sorted(q for q in chosen if 0 <= q < times))
     yield from ((s, times) for s, _ in rest)
+
+
+def _part(g: Group, enters: int, grads: int, first: bool, done: bool) -> int:
+    """One part's backward, of all gradients; the first makes the buffer that takes what the stage hands on."""
+    assert g.back is not None
+    took = enters if g.learns else 0
+    if not first:
+        return took + grads + g.back.held_later
+    made = grads + g.back.held_later if done else grads - g.grads + g.back.held_first
+    return max(made, took + grads + (0 if g.through else g.enters) if g.learns else 0)
 
 
 def _backward(units: Sequence[Unit]) -> tuple[Back | None, bool]:

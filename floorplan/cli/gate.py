@@ -29,6 +29,7 @@ KINDS = {
     "allow": list,
     "mode": str,
 }
+OPTIONS = KINDS.keys() - {"model", "input", "max_saved"}  # of floorplan.check
 INNER = {"input": int, "allow": str}
 WORDS = {k: {str: "a string", int: "a whole number", list: "a list"}[t] for k, t in KINDS.items()}
 
@@ -80,16 +81,8 @@ def run(path: Path, say: Callable[[str], None]) -> list[str]:
 
 
 def _check(e: dict[str, Any]) -> tuple[bool, str, CheckReport]:
-    report = api.check(
-        e["model"],
-        rank=e.get("rank"),
-        sites=e.get("sites", "auto"),
-        batch=e.get("batch"),
-        shapes=[tuple(e["input"])] if "input" in e else None,
-        weights=e.get("weights"),
-        allow=e.get("allow", ()),
-        mode=e.get("mode", "saved"),
-    )
+    shapes = [tuple(e["input"])] if "input" in e else None
+    report = api.check(e["model"], shapes=shapes, **{k: v for k, v in e.items() if k in OPTIONS})
     saved, limit = report.predicted.saved, e.get("max_saved")
     line = f"{report.verdict}, {saved:,} bytes kept"
     too_much = limit is not None and saved > limit

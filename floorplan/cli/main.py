@@ -14,17 +14,17 @@ from floorplan.cli.options import (
     Allow,
     Batch,
     Force,
-    From,
-    How,
     Loss,
     Measure,
+    MethodOptions,
+    ModelOptions,
     Out,
     Outputs,
     Rank,
     RankSet,
+    SiteOptions,
     Trust,
     Weights,
-    Where,
     busy,
     dtype_of,
     names,
@@ -57,8 +57,8 @@ app = typer.Typer(
 @app.command()
 @spelled_out
 def check(
-    given: From,
-    how: How,
+    given: ModelOptions,
+    how: MethodOptions,
     to: Outputs,
     rank: Rank = None,
     batch: Batch = None,
@@ -85,8 +85,8 @@ def check(
 @app.command()
 @spelled_out
 def rewrite(
-    given: From,
-    how: How,
+    given: ModelOptions,
+    how: MethodOptions,
     to: Outputs,
     output: Out,
     rank: RankSet = 2,
@@ -131,8 +131,8 @@ def merge(
 @app.command()
 @spelled_out
 def compare(
-    given: From,
-    where: Where,
+    given: ModelOptions,
+    where: SiteOptions,
     to: Outputs,
     methods: Annotated[str, typer.Option(help="Comma-separated: " + ", ".join(METHODS) + ".")] = "full,lora-c,memflora",
     rank: Annotated[str, typer.Option(help="Ranks, comma-separated.")] = "2",
@@ -156,9 +156,9 @@ def compare(
 @app.command()
 @spelled_out
 def why(
-    given: From,
+    given: ModelOptions,
     node: Annotated[str, typer.Argument(help="A node or module name, such as layer3.2.conv2.")],
-    how: How,
+    how: MethodOptions,
     to: Outputs,
     rank: Rank = None,
     batch: Batch = None,

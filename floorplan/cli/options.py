@@ -38,7 +38,7 @@ Trust = Annotated[bool, typer.Option("--trust", help="Unpickle the file as it is
 
 
 @dataclass(frozen=True)
-class From:
+class ModelOptions:
     """The model, the shape of its input, and how a file of it is loaded."""
 
     model: Model
@@ -53,7 +53,7 @@ class From:
 
 
 @dataclass(frozen=True)
-class Where:
+class SiteOptions:
     """What is adapted."""
 
     sites: Sites = "auto"
@@ -66,7 +66,7 @@ class Where:
 
 
 @dataclass(frozen=True)
-class How(Where):
+class MethodOptions(SiteOptions):
     """What is adapted, and by which method."""
 
     method: Annotated[str, typer.Option(help="How to adapt: " + ", ".join(METHODS) + ".")] = "memflora"

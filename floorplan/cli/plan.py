@@ -11,7 +11,7 @@ import typer
 from floorplan.budget.amount import bytes_of
 from floorplan.budget.plan import planned
 from floorplan.budget.report import PlanReport
-from floorplan.cli.options import Batch, From, How, Loss, Measure, Outputs, busy, numbers
+from floorplan.cli.options import Batch, Loss, Measure, MethodOptions, ModelOptions, Outputs, busy, numbers
 from floorplan.cost_models.arena import Placement, place
 from floorplan.errors import FloorplanError
 from floorplan.files import write_text
@@ -29,7 +29,7 @@ Pictures = Annotated[list[str] | None, typer.Option("--svg", "--png", help="Draw
 
 
 @dataclass(frozen=True)
-class Exports:
+class ExportOptions:
     """What is written beside the report, and where."""
 
     emit: Annotated[str | None, typer.Option(help="Write the chosen step as Python source.")] = None
@@ -82,11 +82,11 @@ def _identifier(path: str) -> str:
 
 
 def plan(
-    given: From,
+    given: ModelOptions,
     budget: Budget,
-    how: How,
+    how: MethodOptions,
     to: Outputs,
-    exports: Exports,
+    exports: ExportOptions,
     batch: Batch = None,
     rank: Ranks = "2",
     loss: Loss = "cross_entropy",

@@ -7,7 +7,7 @@ import typer
 from floorplan import api
 from floorplan.budget.amount import bytes_of
 from floorplan.budget.remat.report import recomputed
-from floorplan.cli.options import Force, From, How, Loss, Measure, Out, Outputs, RankSet, busy
+from floorplan.cli.options import Force, Loss, Measure, MethodOptions, ModelOptions, Out, Outputs, RankSet, busy
 from floorplan.files import ensure_writable
 
 Budget = Annotated[str | None, typer.Option(help="Memory for all of the training: 32MB (1e6), 32MiB, or bytes.")]
@@ -18,8 +18,8 @@ Bits = Annotated[
 
 
 def remat(
-    given: From,
-    how: How,
+    given: ModelOptions,
+    how: MethodOptions,
     to: Outputs,
     output: Out,
     budget: Budget = None,

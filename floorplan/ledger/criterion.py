@@ -82,11 +82,11 @@ def prove(gm: fx.GraphModule, fakes: Fakes, run: Run, opaque: Mapping[str, str])
 
 def _entry(s: Saved, gm: fx.GraphModule, namer: Namer, opaque: Mapping[str, str]) -> Entry:
     size, shape = namer.expr(s.nbytes), [namer.expr(d) for d in s.shape]
-    packed = s.dtype == torch.uint8 and s.maker.startswith("floorplan.")
+    packed = is_packed(s)
     if (plain := namer.product(size, shape, s.dtype.itemsize)) is not None:
         size = plain
     pillar = pillars.pillar_of(s, packed)
-    verdict, reason = _judge(s, gm, namer, size, shape, packed, opaque)
+    verdict, reason = _judge(s, gm, namer, size, shape, opaque)
     return Entry(
         node=s.node,
         op=s.op,
@@ -110,13 +110,7 @@ def _entry(s: Saved, gm: fx.GraphModule, namer: Namer, opaque: Mapping[str, str]
 
 
 def _judge(
-    s: Saved,
-    gm: fx.GraphModule,
-    namer: Namer,
-    size: sympy.Expr,
-    shape: list[sympy.Expr],
-    packed: bool,
-    opaque: Mapping[str, str],
+    s: Saved, gm: fx.GraphModule, namer: Namer, size: sympy.Expr, shape: list[sympy.Expr], opaque: Mapping[str, str]
 ) -> tuple[str, str]:
     if s.owner != "kept":
         return "apart", "model state" if s.owner == "state" else "the caller's input"
@@ -124,9 +118,9 @@ def _judge(
     varying = [x for x in free if namer.is_batch(x) or namer.is_position(x)]
     widths = sorted(x.name for x in free if namer.is_width(x))
     where = "hidden from save_for_backward, found by the census; " if s.hidden else ""
-    if packed and s.op == LossyActivation.__name__:
+    if is_packed(s) and s.op == LossyActivation.__name__:
         return "floor", f"LOSSY: {pillars.packed_bits(s, gm):g} bits an element of an approximate derivative"
-    if packed:
+    if is_packed(s):
         return "floor", "packed to at most 8 bits an element"
     if is_workspace(s):
         return "unproven", "a workspace of the fused LSTM: its size is measured, not derived"
@@ -151,6 +145,11 @@ def _a_width(shape: list[sympy.Expr], namer: Namer) -> bool:
         return not shape
     pinned = {1, *namer.pinned_widths.values()}
     return bool(namer.is_width(shape[0]) if shape[0].is_Symbol else shape[0] in pinned)
+
+
+def is_packed(s: Saved) -> bool:
+    """Whether a tensor holds bits that an op of ours has packed."""
+    return s.dtype == torch.uint8 and s.maker.startswith("floorplan.")
 
 
 def is_workspace(s: Saved) -> bool:

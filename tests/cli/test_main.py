@@ -1,6 +1,8 @@
 """The commands end to end: exit codes, one-line errors, outputs whole or not at all."""
 
+import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +55,49 @@ def test_json_holds_all_that_is_printed(capsys: pytest.CaptureFixture[str], tmp_
     assert all(t["expr"] and t["shape"] is not None for t in document["tensors"])
     code, out, _ = run(capsys, "check", RESIDUAL, *SIZE, "--json", "-")
     assert json.loads(out)["batch"] == 2
+
+
+REPORTS = (
+    ("check", RESIDUAL, *SIZE),
+    ("rewrite", RESIDUAL, *SIZE, "-o", "adapted.pt", "--force"),
+    ("compare", RESIDUAL, *SIZE, "--methods", "full,memflora"),
+    ("remat", SMOOTH, *SIZE, "-o", "adapted.pt", "--force"),
+    ("why", RESIDUAL, "conv", *SIZE),
+)
+
+
+@pytest.mark.parametrize("command", REPORTS, ids=lambda c: c[0])
+def test_every_report_is_written_in_every_form(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *command, "--json", "r.json", "--csv", "r.csv", "--markdown", "r.md")
+    assert code < 2 and out and not err
+    assert json.loads(Path("r.json").read_text())["schema"] == f"floorplan.{command[0]}/1"
+    assert Path("r.md").read_text().startswith("# ")
+    header, *rows = csv.reader(Path("r.csv").read_text().splitlines())
+    assert rows and len(set(header)) == len(header) and {len(row) for row in rows} == {len(header)}
+    assert not any(re.fullmatch(r"[\d,]+ B|\d+,[\d,]+|-", cell) for row in rows for cell in row)
+    assert {p.name for p in tmp_path.iterdir()} - {"adapted.pt", "adapted.report.json", "adapted.report.md"} == {
+        "r.json", "r.csv", "r.md"
+    }  # fmt: skip
+    assert run(capsys, *command, "--csv", "-")[1] == Path("r.csv").read_text()
+
+
+@pytest.mark.parametrize("command", REPORTS, ids=lambda c: c[0])
+def test_no_output_goes_over_another_or_over_the_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / "small.py"
+    model.write_text((HERE / "small.py").read_text())
+    own = [a.replace(str(HERE / "small.py"), str(model)) for a in command]
+    files = ["r.json", str(model), *(["adapted.pt"] if "-o" in command else [])]
+    for path in files:
+        code, _, err = run(capsys, *own, "--csv", "r.json", "--json", path)
+        assert code == 2 and "is the model or another output" in err and err.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["small.py"]
+    assert model.read_text() == (HERE / "small.py").read_text()
 
 
 def test_sarif_names_every_guilty_tensor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

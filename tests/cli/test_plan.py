@@ -1,5 +1,6 @@
 """`floorplan plan` on the command line: exit codes, files, one-line refusals."""
 
+import csv
 import json
 import pickle
 import runpy
@@ -42,6 +43,8 @@ def test_everything_is_written(
 ) -> None:
     names = {
         "--json": "plan.json",
+        "--csv": "plan.csv",
+        "--markdown": "plan.md",
         "--emit": "step.py",
         "--html": "page.html",
         "--arena": "my arena.h",
@@ -57,6 +60,9 @@ def test_everything_is_written(
     assert document["schema"] == "floorplan.plan/1" and document["difference"] == {"requested_peak": 0}
     assert document["choice"]["total"] <= 120_000 < document["one_more"]
     assert {r["schedule"] for r in document["references"]} == {"full fine-tuning", "adapted, autograd, whole batch"}
+    chosen = [r for r in csv.DictReader((tmp_path / "plan.csv").open()) if r["chosen"] == "1"]
+    assert [int(r["total"]) for r in chosen] == [document["choice"]["total"]]
+    assert "```\nchoice: batch 16, rank 2" in (tmp_path / "plan.md").read_text()
     assert callable(runpy.run_path(str(tmp_path / "step.py"))["make_step"])
     assert "within 120,000 bytes" in (tmp_path / "page.html").read_text()
     assert "my_arena" in (tmp_path / "my arena.h").read_text()
@@ -80,7 +86,7 @@ def test_nothing_fits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
         (("--budget", "1MB", "--rank", "two"), "--rank two: write whole numbers"),
         (("--budget", "1MB", "--arena", "a.txt"), "--arena a.txt: neither JSON nor a C header"),
         (("--budget", "1MB", "--loss", "hinge"), "--loss hinge: not known"),
-        (("--budget", "1MB", "--html", "-"), "only --json can go to stdout"),
+        (("--budget", "1MB", "--html", "-"), "only a report can go to stdout"),
         (("--budget", "1MB", "--html", "/tmp/one", "--emit", "/tmp/one"), "is the model or another output"),
         (("--budget", "1MB", "--emit", SMALL[0].rpartition(":")[0]), "is the model or another output"),
     ],

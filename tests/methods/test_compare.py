@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from torch import nn
 
 import floorplan
@@ -72,6 +73,22 @@ def test_formats_hold_the_same_rows(found: Comparison) -> None:
     assert document["schema"] == "floorplan.compare/1"
     assert [r["predicted"]["saved"] for r in document["rows"]] == [r.predicted.saved for r in rows]
     assert str(found).count("\n") < found.markdown().count("\n") and "| memflora " in found.markdown()
+
+
+def test_a_comparison_as_it_is_printed() -> None:
+    model = nn.Sequential(nn.Conv1d(6, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 38, 3))
+    found = compare(model, torch.randn(2, 6, 40), methods=("full", "bn", "memflora"), batches=(8,), measured=True)
+    assert_expected_inline(
+        str(found),
+        """\
+method      rank    batch    saved    saved, once per op    training-state peak    requested peak    optimizer    trainable    MACs (paper)    MACs (own)    predicted - measured
+--------  ------  -------  -------  --------------------  ---------------------  ----------------  -----------  -----------  --------------  ------------  ----------------------
+full           -        8    9,828                27,396                 26,192            32,948        8,536        1,067         153,216       109,440                       0
+memflora       2        8    2,964                 3,124                  7,948            22,616          384           48         121,152        77,088                       0
+
+bytes; one step, loss cross_entropy; multiply-adds of one step
+not run: bn: Sequential: method norm: the model has no such parameter to train""",  # noqa: E501
+    )
 
 
 def test_pictures_are_written_whole(found: Comparison, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
+from small import Smooth
 from smooth_nets import adapted_net
 from steps import by_autograd, weights_for, worst
 from torch import fx, nn
@@ -51,6 +53,24 @@ def test_lossy_is_named_with_its_bound(graph: fx.GraphModule) -> None:
     found = remat(graph, 10**12, X, batch=2, loss="sum", lossy_bits=4)
     assert found.lossy and all("LOSSY gradient, bits=4" in line and "|error| <=" in line for line in found.lossy)
     assert str(found).count("LOSSY") >= len(found.lossy) and found.result.rung == 0
+
+
+def test_a_search_as_it_is_printed() -> None:
+    found = remat(Smooth(), 250_000, torch.randn(2, 3, 16, 16), measured=True)
+    assert_expected_inline(
+        str(found),
+        """\
+Smooth: one step, batch 8, loss cross_entropy
+
+      rung    requested peak      total      saved    extra MACs    nodes again
+--  ------  ----------------  ---------  ---------  ------------  -------------
+         0         267,272 B  307,040 B  116,740 B             0              0
+->       1         217,096 B  256,864 B   66,564 B       339,120              1
+
+measured requested peak: 217,096 B, difference 0
+budget 250,000 B: not met, nothing was written""",
+    )
+    assert found.csv().splitlines()[0] == "taken,rung,requested peak,total,saved,extra MACs,nodes again"
 
 
 def test_errors() -> None:
