@@ -131,3 +131,38 @@ def test_expanded_gradient() -> None:
     geo = geometry_of(layer)
     got = conv_input_grad(g, layer.weight.detach(), x.shape[2:], geo, 1)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_input_grad_of_a_transposed_conv_that_pads_its_output_past_a_stride() -> None:
+    """Its adjoint reads positions that no input made; as many channels as positions, so that no axis is confused."""
+    layer = nn.ConvTranspose2d(4, 6, 2, 1, 0, (0, 2), dilation=3)
+    for got, want in zip(*gradients(layer, torch.randn(2, 4, 5, 4)), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+POSITIVE = "kernel, stride, dilation and groups are positive"
+SMALLER = "output_padding is smaller than stride or dilation"
+
+
+@pytest.mark.parametrize(
+    "changed,why",
+    [
+        ({"kernel": [0, 3]}, POSITIVE),
+        ({"stride": [1.0, 1]}, POSITIVE),
+        ({"dilation": [True, 1]}, POSITIVE),
+        ({"groups": -1}, POSITIVE),
+        ({"output_padding": [0, 2]}, SMALLER),
+        ({"output_padding": [-1, 0]}, SMALLER),
+        ({"output_padding": [0.0, 0]}, SMALLER),
+        ({"output_padding": [0, 1]}, ""),
+        ({"output_padding": [2, 0], "dilation": [3, 1]}, ""),
+    ],
+    ids=str,
+)
+def test_what_no_convolution_has_is_refused(changed: dict[str, Any], why: str) -> None:
+    config = geometry_of(nn.ConvTranspose2d(2, 2, 3, 2)).config() | changed
+    if not why:
+        assert Geometry.of(config).config() == config
+        return
+    with pytest.raises(ValueError, match=f"^{why}$"):
+        Geometry.of(config)

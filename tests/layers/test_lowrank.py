@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from floorplan.layers.geometry import geometry_of
-from floorplan.layers.lowrank import merge, project, scaled
+from floorplan.layers.lowrank import merge, project, project_grad, scaled
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -54,3 +54,26 @@ def test_project(groups: int, stride: int) -> None:
     for fmt in (torch.contiguous_format, torch.channels_last):
         got = project(x.contiguous(memory_format=fmt), p, geo)
         torch.testing.assert_close(got, want[:, :, ::stride, ::stride])
+
+
+def test_merge_of_volumes_laid_out_last() -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv3d(4, 6, (1, 2, 3)).double()
+    w = layer.weight.detach().contiguous(memory_format=torch.channels_last_3d)
+    p, u = torch.randn(1, 2, 4, dtype=torch.float64), torch.randn(6, 2, 1, 2, 3, dtype=torch.float64)
+    got = merge(w, u, p, None, geometry_of(layer))
+    torch.testing.assert_close(got, w + torch.einsum("orxyz,gri->oixyz", u, p), rtol=1e-12, atol=1e-12)
+    assert got.is_contiguous(memory_format=torch.channels_last_3d)
+
+
+@pytest.mark.parametrize("groups,stride", [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_project_grad_is_autograds(groups: int, stride: int) -> None:
+    torch.manual_seed(0)
+    geo = geometry_of(nn.Conv2d(4, 6, 1, stride, groups=groups))
+    p = torch.randn(groups, 3, 4 // groups, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, 4, 5, 7, dtype=torch.float64)
+    q = project(x, p, geo)
+    gq = torch.randn_like(q)
+    (want,) = torch.autograd.grad(q, p, gq)
+    torch.testing.assert_close(project_grad(x, gq, p.detach(), geo), want, rtol=1e-12, atol=1e-12)
+    assert project_grad(x.float(), gq, p.detach().float(), geo).dtype == torch.float32

@@ -2,11 +2,15 @@
 
 from typing import Any
 
+import pytest
 import sympy
+import torch
 import torch.nn.functional as F
 from hard_nets import Lambda, block2, pair, same
 from kinds import images
+from symbols import C1, C2, H0, VALUES, W0, B, R, fakes, sized
 from torch import Tensor, nn
+from torch.utils._sympy.functions import FloorDiv
 
 import floorplan
 from floorplan.graph.trace import trace
@@ -65,3 +69,71 @@ def test_products_are_told_by_value() -> None:
     assert n.product(4 * b * (h + 1) - 4 * b, [b, h], 4) == 4 * b * h
     assert n.product(4 * b * h + 1, [b, h], 4) is None
     assert n.product(sympy.Integer(4), [], 4) == 4
+
+
+def test_positions_are_named_in_order_of_appearance() -> None:
+    n = Namer(fakes())
+    half, mixed = FloorDiv(H0 + 1, 2), FloorDiv(H0 * W0, 3)
+    assert [n.show(e) for e in (B, C1 + 3, half, FloorDiv(W0 + 1, 2), mixed, half, H0 + 1)] == [
+        "B", "C1 + 3", "H1", "W1", "T1", "H1", "H2",
+    ]  # fmt: skip
+    assert n.values() == VALUES | {"H1": 6, "W1": 5, "T1": 40, "H2": 13}
+
+
+def test_formulas() -> None:
+    n = Namer(fakes())
+    half = FloorDiv(H0 + 1, 2)
+    assert n.formula(4 * B * C1 * half * 3, [B, C1, half, sympy.Integer(3)], 4) == "12*B*C1*H1"
+    assert n.formula(8 * B * (C1 + 3), [B, C1 + 3], 8) == "8*B*(C1 + 3)"
+    assert n.formula(FloorDiv(B * C1 * half + 7, 8), [FloorDiv(B * C1 * half + 7, 8)], 1) == "ceil(B*C1*H1/8)"
+    assert n.formula(4 * B * half + 4 * B, [B, half], 4) == "4*B*(H1 + 1)"
+    assert n.formula(4 * B + 4, [B + 1], 4) == "4*(B + 1)"
+    assert n.formula(sympy.Integer(4), [], 4) == "4"
+
+
+def test_sizes_in_our_symbols() -> None:
+    n = Namer(fakes({"C2": 16}))
+    assert (n.batch, n.rank) == (B, R)
+    assert n.expr(3) == 3 and n.expr(sized(2 * B * H0)) == 2 * B * H0 and n.expr(sized(B * C2)) == 16 * B
+    assert n.at(B * C1 + W0) == 4 * 8 + 10 and n.at(sympy.Integer(5)) == 5
+    assert [n.is_width(x) for x in (B, C1, H0, R)] == [False, True, False, False]
+    assert [n.is_batch(x) for x in (B, C1, H0, R)] == [True, False, False, False]
+    assert [n.is_position(x) for x in (B, C1, H0, W0, R)] == [False, False, True, True, False]
+    assert all(n.is_position(sympy.Symbol(s)) for s in ("D0", "T3"))
+
+
+def test_what_a_run_took_for_granted() -> None:
+    guards = [H0 > 1, sympy.Gt(W0, 1), sympy.Eq(C2, 16), sympy.Eq(C1, C2), C1 > 3, C1 > 3, sympy.Gt(H0 + W0, 4)]
+    n = Namer(fakes({"C2": 16}, guards))
+    assert n.pinned == ["C2 = 16"] and n.pinned_widths == {"C2": 16}
+    assert n.guards() == list(dict.fromkeys(guards))
+    assert n.assumptions() == (
+        "C2 = 16 (pinned by the model)",
+        "Eq(C1, C2)",
+        "C1 > 3",
+        "positions stay on this side of 3 size guards (maps larger than one element)",
+    )
+    free = Namer(fakes())
+    assert free.pinned == [] and free.assumptions() == () and free.guards() == []
+
+
+@pytest.mark.parametrize(
+    "pinned,shape,known",
+    [
+        ({}, (4, 3, 1, 1), True),
+        ({}, (4, 3, 12, 1), False),
+        ({"H0": 12}, (4, 3), False),
+        ({"C1": 8, "B": 4}, (4, 9), True),
+    ],
+)
+def test_whether_positions_are_known(pinned: dict[str, int], shape: tuple[int, ...], known: bool) -> None:
+    n = Namer(fakes(pinned, inputs=(torch.empty(shape),)))
+    assert n.positions_known is known
+
+
+def test_products_need_both_far_points() -> None:
+    n = Namer(fakes())
+    one = sympy.Integer(1009)
+    assert n.product(4 * B * C1, [B, C1], 4) == 4 * B * C1
+    assert n.product(4 * B * C1, [B, C1], 2) is None
+    assert n.product(4 * B * one, [B, B], 4) is None  # equal at the first point alone

@@ -1,10 +1,12 @@
 """Ops of a straight-line step against plain ones, in both layouts, every geometry, float64."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from floorplan.graph.fold import to_site
 from floorplan.layers.activations import PackedActivation, gate_of
@@ -72,6 +74,7 @@ def test_site(name: str, layout: int, branch: int) -> None:
         t.data = as_layout(t.data, layout) if t.dim() == 4 else t.data
     x, g = as_layout(x, layout), as_layout(g, layout)
     q = ops.bottleneck(x, s)
+    assert layout_of(q) == layout
     assert near(ops.conv_site(x, s, q, bool(branch)), z)
     assert near(ops.up_gradient(g, q, s), gu)
     shape = tuple(x.shape)
@@ -98,7 +101,7 @@ def test_gates(act: nn.Module, layout: int) -> None:
     bits = ops.bits_of(z, site.act)
     assert bits[1] == layout and bits[0].numel() == -(-z.numel() // 8)
     made, held = ops.act_(z, site.act), z.data_ptr()
-    assert torch.equal(made, y) and made.data_ptr() == held and not site.act.inplace
+    assert torch.equal(made, y) and made.data_ptr() == held and site.act.inplace is False
     gate = gate_of(act)
     assert torch.equal(ops.ungate(g, bits, gate), want)
     other = as_layout(g, 1 - layout)  # a gradient that lies otherwise must not be gated in its own order
@@ -144,3 +147,53 @@ def test_layouts() -> None:
     assert layout_of(ops.as_map(x, 1)) == 1 and ops.as_map(x, 0) is x
     flat = torch.randn(2, 3)
     assert ops.as_map(flat, 1) is flat
+
+
+def test_what_trains() -> None:
+    s, _ = site_of("pointwise")
+    assert ops.trains(s)
+    s.U.requires_grad_(False)
+    assert not ops.trains(s) and not ops.trains(to_site(nn.Conv2d(3, 4, 1)))
+
+
+def test_gate_in_place() -> None:
+    site = PackedActivation.of(nn.ReLU6())
+    s, z = SimpleNamespace(act=site.act, gate=gate_of(site.act)), torch.randn(3, 5, 7, 2) * 4
+    want, bits = z.clamp(0, 6), ops.bits_of(z, site.act)
+    got = ops.gate_(z, s)
+    assert torch.equal(z, want) and torch.equal(got[0], bits[0]) and got[1] == bits[1] == 0
+
+
+@pytest.mark.parametrize("name", ["reflect", "same, uneven"])
+@torch.no_grad()
+def test_a_padded_conv_of_more_samples_than_parts(name: str) -> None:
+    s, _ = site_of(name)
+    x = torch.randn(ops.MORE + 5, 6, 5, 4, dtype=torch.float64)
+    with torch.enable_grad():
+        z, g, gx, _ = reference(s, x)
+    assert near(ops.conv_site(x, s, None, False), z)
+    assert near(ops.input_grad(g, s, tuple(x.shape), False), gx)
+
+
+class Seen(TorchDispatchMode):
+    """Writes down every op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_who_watches_sees_the_gates_as_ops() -> None:
+    z, act = torch.randn(2, 3, 4, 4), nn.ReLU()
+    with Seen() as seen:
+        bits = ops.bits_of(z, act)
+        ops.ungate_(ops.ungate(z, bits, gate_of(act)), bits, gate_of(act))
+    assert {f"floorplan.{n}.default" for n in ("pack_gate", "apply_gate", "apply_gate_")} <= set(seen.ops)
+
+
+def test_volumes_are_laid_out_too() -> None:
+    assert layout_of(ops.as_map(torch.randn(2, 3, 4, 5, 6), 1)) == 1
