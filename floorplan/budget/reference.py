@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, fx
 
@@ -10,8 +9,9 @@ from floorplan.budget.clock import Clock, anchored
 from floorplan.budget.model import Setting
 from floorplan.budget.work import Worked, step_work
 from floorplan.graph.untouched import undisturbed
+from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.inputs import filled, resized
-from floorplan.ledger.losses import LOSSES, target_for
+from floorplan.ledger.losses import LOSSES, target_like
 from floorplan.ledger.run import Step
 from floorplan.timeline.blocks import StepTimeline
 from floorplan.timeline.run import step_timeline
@@ -33,27 +33,28 @@ class Reference:
 
 def reference(t: Setting, gm: fx.GraphModule, batch: int, name: str) -> Reference:
     """The step of `batch` samples from a fake run; few real steps may say how this machine runs it."""
-    inputs, loss = t.subject.inputs, t.loss
-    target, run = target_for(gm, inputs, loss), LOSSES[loss]
-
-    def given(n: int) -> tuple[Any, ...]:
-        return tuple(resized(v, n) for v in inputs)
+    inputs, loss = t.subject.inputs, LOSSES[t.loss]
+    fakes = concrete_fakes(gm, inputs)
+    given = (*inputs, target_like(fakes.forward(), inputs, t.loss))
 
     def work(n: int) -> Worked:
-        return step_work(gm, given(n), resized(target, n), run)
+        return step_work(sized(n), fakes.on(sized(n).given))
+
+    def sized(n: int) -> Step:
+        *some, target = (resized(v, n) for v in given)
+        return Step(gm, tuple(some), target, loss)
 
     def step(n: int) -> Callable[[], Tensor]:
-        *real, label = filled((*inputs, target), n)
+        *some, target = filled(given, n)
 
         def once() -> Tensor:
-            value = run(gm(*real), label)
+            value = loss(gm(*some), target)
             value.backward()  # type: ignore[no-untyped-call]
             return value
 
         return once
 
-    whole = Step(gm, given(batch), resized(target, batch), run)
-    line = step_timeline(whole, name=f"{name}, batch {batch}")
+    line = step_timeline(sized(batch), fake=fakes.on(sized(batch).given), name=f"{name}, batch {batch}")
     with undisturbed(gm):
         clock = anchored(t.machines, work, step) if t.anchors else Clock(t.machines)
     return Reference(line, work(batch), clock)

@@ -1,17 +1,17 @@
 """What a run computes and moves, by kind of operation, as ops pass the dispatcher: for a roofline."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from floorplan.layers.bits import layout_of
-from floorplan.ledger.fakes import concrete_fakes
-from floorplan.ledger.kernels import quiet_fakes
+from floorplan.ledger.fakes import Fakes
 from floorplan.ledger.macs import BACKWARD
+from floorplan.ledger.run import Step, Watch, run
 from floorplan.torch_doors import TorchDispatchMode, schema_of, tree_iter
 
 CONVS = ("pointwise", "dense", "depthwise")  # each in both layouts; else clamp, pack, apply, all
@@ -82,15 +82,11 @@ _OTHER = {
 _CONV = ("aten::convolution", "aten::convolution_backward")
 
 
-def step_work(gm: fx.GraphModule, inputs: Sequence[Any], target: Tensor, loss: Callable[[Any, Any], Tensor]) -> Worked:
-    """What one step under autograd computes, on fakes of these sizes."""
-    fakes = concrete_fakes(gm, (*inputs, target))
-    with quiet_fakes(), fakes.mode, Work() as work:
-        value = loss(fakes.gm(*fakes.inputs[:-1]), fakes.inputs[-1])
-        if value.requires_grad:
-            value.backward()  # type: ignore[no-untyped-call]
-    found: Worked = work.take()
-    return found
+def step_work(step: Step, fake: bool | Fakes = True) -> Worked:
+    """What one step under autograd computes; `fake` as `run` takes it."""
+    work = Work()
+    run(step, Watch(within=lambda _: work), fake)
+    return work.take()
 
 
 def _kind(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[str, float]:

@@ -18,6 +18,7 @@ from floorplan.cost_models import memory
 from floorplan.errors import FloorplanError
 from floorplan.layers.fused import FusedConv
 from floorplan.ledger.criterion import Proof
+from floorplan.ledger.fakes import Fakes
 from floorplan.ledger.pillars import pillar_of
 from floorplan.ledger.recorder import Saved, ops_of
 from floorplan.ledger.run import Run, Step, Watch, run
@@ -33,15 +34,15 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def step_timeline(
-    step: Step, *, fake: bool = True, optimizer: str | None = None, name: str = "", proof: Proof | None = None
+    step: Step, *, fake: bool | Fakes = True, optimizer: str | None = None, name: str = "", proof: Proof | None = None
 ) -> StepTimeline:
-    """Every storage of a step of a graph: on fakes of its sizes, or (fake=False) of a real one, all put back.
+    """Every storage of a step of a graph: on fakes (`run`), or (fake=False) of a real one, all put back.
 
     optimizer: "adam", "sgd", or None for a step that ends with its gradients (Adam's moments are then
     counted by formula). proof: gives the kept storages their formulas.
     """
     with _same_parameters(step.model, None if fake else optimizer):
-        seen = run(_ended(step, optimizer), Watch(nodes=fake, keepers=True), fake)
+        seen = run(_ended(step, optimizer), Watch(nodes=bool(fake), keepers=True), fake)
     moments = sum(int(seen.timeline.lives[i].nbytes) for i in seen.apart)
     if optimizer is None:
         moments = memory.optimizer_state(bytes_of_tensors(_trained(step.model, step.replays)))

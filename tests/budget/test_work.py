@@ -6,6 +6,7 @@ from steps import graph_of
 from torch import nn
 
 from floorplan.budget.work import Work, Worked, step_work
+from floorplan.ledger.run import Step
 
 
 def test_convolutions_by_kind_and_layout() -> None:
@@ -44,6 +45,6 @@ def test_amounts_add_up() -> None:
 def test_a_step_under_autograd() -> None:
     x = torch.randn(2, 3, 8, 8)
     gm = graph_of(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)), x)
-    found = step_work(gm, (x,), torch.zeros(2, 8, 8, 8), lambda out, target: F.mse_loss(out, target))
+    found = step_work(Step(gm, (x,), torch.zeros(2, 8, 8, 8), lambda out, target: F.mse_loss(out, target)))
     forward = 2 * 64 * 9 * (3 * 8 + 8 * 8)
     assert found.macs > forward + 2 * 64 * 9 * 8 * 8  # and the second conv's input gradient, adapters beside
