@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Layer:
+class Macs:
     """Multiply-adds of one layer a sample, and of one merge of its adapter."""
 
     base: int  # the frozen or plain layer
@@ -20,12 +20,12 @@ class Layer:
     merge: int = 0  # rank * elements of the weight, if the adapter is multiplied out on the fly
 
 
-def forward(layers: Sequence[Layer]) -> int:
+def forward(layers: Sequence[Macs]) -> int:
     """Of one sample."""
     return sum(x.base + x.adapter for x in layers)
 
 
-def step(layers: Sequence[Layer], batch: int, merges: int = 0, replays: bool = False) -> int:
+def step(layers: Sequence[Macs], batch: int, merges: int = 0, replays: bool = False) -> int:
     """Of one step; `merges` is how often every adapter is multiplied out in it."""
     sample = 2 * forward(layers) + sum(x.trained for x in layers)
     sample += forward(layers) if replays else 0

@@ -6,7 +6,10 @@ from floorplan.api import check, load, measure, rewrite, save
 from floorplan.budget.plan import plan
 from floorplan.budget.remat.report import remat
 from floorplan.errors import FloorplanError
+from floorplan.graph.driver import Pass
+from floorplan.layers.adapter import ConvAdapter
 from floorplan.methods.calibrate import calibrate
+from floorplan.methods.catalogue import Method, Options, register
 from floorplan.methods.compare import compare
 from floorplan.methods.merge import merge
 from floorplan.methods.train import adapt
@@ -15,7 +18,11 @@ from floorplan.step.compile import Schedule, compile_step
 __path__.append(str(Path(__file__).parent / "before"))  # module names that files written by 0.1 hold
 
 __all__ = [
+    "ConvAdapter",
     "FloorplanError",
+    "Method",
+    "Options",
+    "Pass",
     "Schedule",
     "adapt",
     "calibrate",
@@ -26,6 +33,7 @@ __all__ = [
     "measure",
     "merge",
     "plan",
+    "register",
     "remat",
     "rewrite",
     "save",

@@ -26,6 +26,7 @@ from floorplan.methods.verify import same_outputs
 from floorplan.step.graph import crossings, ordered
 from floorplan.step.plan_file import options_in, read_plan, schedule_in
 from floorplan.store import artifact
+from floorplan.store.modules import packages_of
 
 
 def check(
@@ -124,8 +125,8 @@ def rewrite(
 ) -> Rewritten:
     """Adapt a model, by default with MemFLoRA: fused sites, folded BatchNorms, packed gates.
 
-    Every pass is verified. `method` is one of floorplan.methods.catalogue.METHODS. plan: a plan.json, whose
-    rank, method, sites and seed are taken; its schedule stays with the model, for compile_step.
+    Every pass is verified. `method` is one of floorplan.methods.catalogue.METHODS, or registered. plan: a
+    plan.json, whose rank, method, sites and seed are taken; its schedule stays with the model, for compile_step.
 
     Returns a trainable GraphModule in train mode, equal to the source model in eval mode while U = 0,
     and predicted beside measured figures for the model before and after.
@@ -153,26 +154,33 @@ def rewritten(
     return Rewritten(traced.gm, RewriteReport(before, after, chosen.as_dict()))
 
 
-def save(module: fx.GraphModule, path: str | Path, *, force: bool = False) -> None:
-    """Write an adapted model as data; FloorplanError if the file exists and `force` is not set."""
+def save(module: fx.GraphModule, path: str | Path, *, force: bool = False, allow: Sequence[str] = ()) -> None:
+    """Write an adapted model as data; FloorplanError if the file exists and `force` is not set.
+
+    allow: packages whose own nn.Modules it may name; those of a method from outside it always may.
+    """
     if not isinstance(module, fx.GraphModule):
         raise FloorplanError(f"save: {type(module).__name__} is no adapted graph; save rewrite(...).module")
-    artifact.save_artifact(module, path, module.meta.get("floorplan", {}), force=force)
+    artifact.save_artifact(module, path, module.meta.get("floorplan", {}), force=force, allow=allow)
 
 
-def save_verified(result: Rewritten, path: str | Path, *, force: bool = False) -> None:
+def save_verified(result: Rewritten, path: str | Path, *, force: bool = False, allow: Sequence[str] = ()) -> None:
     """Save, load back, and compare outputs bit by bit before the file gets its name."""
     target = ensure_writable(path, force)
     with whole(target) as draft:
-        save(result.module, draft, force=True)
+        save(result.module, draft, force=True, allow=allow)
         shapes = [shape[1:] for shape in result.report.after.inputs]
         inputs = smaller_inputs(result.module, make_inputs(result.module, shapes, 2))
-        same_outputs(result.module, load(draft), inputs, str(target))
+        again = load(draft, allow=(*allow, *packages_of(result.module)))
+        same_outputs(result.module, again, inputs, str(target))
 
 
-def load(path: str | Path) -> fx.GraphModule:
-    """Read an adapted model back: a trainable GraphModule. No code of the file runs."""
-    return read_adapted(path)
+def load(path: str | Path, *, allow: Sequence[str] = ()) -> fx.GraphModule:
+    """Read an adapted model back: a trainable GraphModule. No code of the file runs.
+
+    allow: installed packages whose nn.Module classes the file may name; they are imported, which runs their code.
+    """
+    return read_adapted(path, allow)
 
 
 __all__ = ["Analysis", "Figures", "check", "load", "measure", "rewrite", "save"]

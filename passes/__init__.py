@@ -13,16 +13,9 @@ from floorplan.passes import (
 
 
 def pipeline(adapter: Pass) -> tuple[Pass, ...]:
-    """The passes of a method, its adapter set with options."""
-    return tuple(adapter if p is insert_memflora.memflora else p for p in PIPELINE)  # type: ignore[misc]
+    """The passes of a method whose adapters stand in folded, fused sites."""
+    before = (canonicalize.PASS, fold_batchnorm.PASS)
+    return (*before, adapter, fuse_sites.PASS, pack_gates.PASS, compact_pools.PASS, compact_dropout.PASS)
 
 
-PIPELINE = (
-    canonicalize.PASS,
-    fold_batchnorm.PASS,
-    insert_memflora.memflora,  # the method's adapter, made with its options
-    fuse_sites.PASS,
-    pack_gates.PASS,
-    compact_pools.PASS,
-    compact_dropout.PASS,
-)
+PIPELINE = pipeline(insert_memflora.memflora())

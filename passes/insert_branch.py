@@ -26,7 +26,8 @@ class Branch(Insert):
     kernel: str = "up"  # which factor has the conv's kernel: up or down
     bn: bool = False  # a trained BatchNorm of q in the place of a
 
-    def _adapt(self, gm: fx.GraphModule, path: str, site: FusedConv, generator: torch.Generator) -> str:
+    def adapt(self, gm: fx.GraphModule, path: str, site: FusedConv, generator: torch.Generator) -> str:
+        """A branch of two convs beside the site."""
         if site.geo.transposed:
             return "a branch of two convs is defined for convs, not for transposed ones"
         if site.geo.groups > 1:

@@ -15,8 +15,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import fx, nn
 
-from floorplan.errors import FloorplanError
-from floorplan.graph.choose import choose, shape_of
+from floorplan.graph.choose import Insertion
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.edit import module_calls, set_module
 from floorplan.graph.fold import NORMS, bn_reason, call_reason, conv_reason
@@ -29,17 +28,11 @@ S = TypeVar("S", bound=PaperSite)
 
 
 @dataclass(frozen=True)
-class Insert:
+class Insert(Insertion):
     """Options of the pass; calling it runs it."""
 
-    rank: int = 2
-    sites: str = "auto"
-    seed: int = 0
-    train_head: bool = False
-
-    def __call__(self, gm: fx.GraphModule) -> Iterator[Site]:
-        gm.requires_grad_(False)
-        generator = torch.Generator().manual_seed(self.seed)
+    def insert(self, gm: fx.GraphModule, generator: torch.Generator) -> Iterator[Site]:
+        """Every BatchNorm whose statistics are fixed becomes a site, with what is its own around it."""
         pairs = {}
         for node, bn in module_calls(gm, *NORMS):
             if why := bn_reason(bn) or call_reason(gm, str(node.target)):
@@ -47,21 +40,16 @@ class Insert:
             else:
                 pairs[node] = (bn, conv_before(gm, node))
         convs = {str(c.target): gm.get_submodule(str(c.target)) for _, c in pairs.values() if c}
-        refused = choose({p: shape_of(m) for p, m in convs.items()}, self.sites, self.rank)
-        adapted = 0
+        _, refused = self.choices(gm, convs)
         for node, (bn, source) in pairs.items():
-            rank = self.rank if source and not self._unfit(str(source.target), convs, refused) else 0
-            adapted += bool(rank)
+            path = str(source.target) if source else ""
+            rank = self.rank if path and not refused[path] and cast(Any, convs[path]).groups == 1 else 0
             make = partial(_site, bn=bn, rank=rank, generator=generator)
             yield Site(put_site(gm, node, source, make), note="" if rank else "frozen: keeps its gate and its scale")
-        if not adapted:
-            raise FloorplanError("memflora-paper: no conv with a BatchNorm behind it was chosen; try --sites all")
-        if self.train_head and (heads := [m for m in gm.modules() if isinstance(m, nn.Linear)]):
-            heads[-1].requires_grad_(True)
 
-    @staticmethod
-    def _unfit(path: str, convs: dict[str, nn.Module], refused: dict[str, str]) -> bool:
-        return bool(refused[path]) or cast(Any, convs[path]).groups > 1
+    def nothing(self, gm: fx.GraphModule, found: int) -> str:
+        """What is said where no site was chosen."""
+        return "memflora-paper: no conv with a BatchNorm behind it was chosen; try --sites all"
 
 
 def put_site(

@@ -20,12 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from floorplan.errors import FloorplanError
 from floorplan.graph.aliases import Roots, roots_of, writer_between
+from floorplan.graph.choose import Insertion
 from floorplan.graph.driver import Pass, Site
-from floorplan.graph.edit import CONV_TYPES, calls_of, free_path, module_calls, set_module, train_head
+from floorplan.graph.edit import CONV_TYPES, calls_of, free_path, module_calls, set_module
 from floorplan.graph.fold import NORMS, bn_reason, call_reason, conv_reason
 from floorplan.layers.activations import is_activation
+from floorplan.layers.adapter import adapters
 from floorplan.layers.geometry import geometry_of
 from floorplan.layers.lite import FrozenConv, LiteResidual, TinySite
 from floorplan.passes.insert_paper import conv_before, put_site, unfilled
@@ -38,26 +39,30 @@ _JOINS = {operator.add, operator.mul, operator.sub, *_IN_PLACE}
 
 
 @dataclass(frozen=True)
-class Insert:
-    """Options of the pass; calling it runs it."""
+class Insert(Insertion):
+    """Options of the pass; calling it runs it. It has no use for a rank or sites."""
 
     train_bn: bool = False
-    seed: int = 0
-    train_head: bool = False
 
-    def __call__(self, gm: fx.GraphModule) -> Iterator[Site]:
-        gm.requires_grad_(False)
-        yield from self._branches(gm)
+    def insert(self, gm: fx.GraphModule, generator: torch.Generator) -> Iterator[Site]:
+        """The branches, and what keeps nothing in the place of the rest."""
+        yield from self._branches(gm, generator)
+        if not adapters(gm):
+            return
         if self.train_bn:
             _train_biases(gm)
         else:
             yield from _tiny_sites(gm)
         yield from _frozen_convs(gm)
-        if self.train_head:
-            train_head(gm)
 
-    def _branches(self, gm: fx.GraphModule) -> Iterator[Site]:
-        generator = torch.Generator().manual_seed(self.seed)
+    def nothing(self, gm: fx.GraphModule, found: int) -> str:
+        """What is said where no branch fits."""
+        return (
+            "tinytl: no lite residual fits; it stands beside submodules of two or more 2-D convs "
+            "with one input and one output"
+        )
+
+    def _branches(self, gm: fx.GraphModule, generator: torch.Generator) -> Iterator[Site]:
         widths, made = _widths(gm), dict[str, str]()
         for path, nodes in blocks(gm):
             block = _fit(gm, nodes, widths)
@@ -71,11 +76,6 @@ class Insert:
                 set_module(gm, made[path], lite)
             widths[_insert(gm, block, made[path])] = block.outputs
             yield Site(path)
-        if not made:
-            raise FloorplanError(
-                "tinytl: no lite residual fits; it stands beside submodules of two or more 2-D convs "
-                "with one input and one output"
-            )
 
 
 def _like(gm: fx.GraphModule, lite: LiteResidual) -> LiteResidual:
@@ -241,4 +241,4 @@ def _frozen_convs(gm: fx.GraphModule) -> Iterator[Site]:
 def tinytl(train_bn: bool = False, seed: int = 0, train_head: bool = False) -> Pass:
     """The pass with its options set; `train_bn` leaves the BatchNorms in train mode."""
     name = "insert_tinytl_trainbn" if train_bn else "insert_tinytl"
-    return Pass(name, Insert(train_bn, seed, train_head), tolerance=1e-9)
+    return Pass(name, Insert(seed=seed, train_head=train_head, train_bn=train_bn), tolerance=1e-9)

@@ -104,7 +104,7 @@ def rewrite(
     to.ready(given.model, output)
     with busy(f"rewriting {given.model}"):
         result = api.rewritten(given.source(batch), how.plan(rank), plan)
-        api.save_verified(result, target, force=force)
+        api.save_verified(result, target, force=force, allow=given.allow or ())
     if to.write(result.report):
         print(f"wrote {target}, {beside[0].name}, {beside[1].name}")
 
@@ -120,11 +120,11 @@ def merge(
     trust: Trust = False,
 ) -> None:
     """Merge the adapters of an adapted.pt into plain torch layers, verified before it is written."""
-    if into is None and (weights is not None or allow or trust):
-        raise FloorplanError("merge: --weights, --allow and --trust belong to --into MODEL; name it")
+    if into is None and (weights is not None or trust):
+        raise FloorplanError("merge: --weights and --trust belong to --into MODEL; name it")
     source = None if into is None else Source(into, weights=weights, allow=allow or (), trust=trust)
     with busy(f"merging {adapted}"):
-        line = merge_file(adapted, output, source, force)
+        line = merge_file(adapted, output, source, force, allow or ())
     print(line)
 
 

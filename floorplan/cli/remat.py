@@ -40,6 +40,6 @@ def remat(
         room = None if budget is None else bytes_of(budget)
         found = recomputed(given.source(batch), how.plan(rank), room, loss, lossy_bits, measure)
         if found.fits:
-            api.save(found.module, target, force=force)
+            api.save(found.module, target, force=force, allow=given.allow or ())
     to.write(found)
     raise typer.Exit(0 if found.fits else 1)

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from floorplan.layers.fused import ChannelAffine, FusedConv
+from floorplan.layers.layer import Layer
 from floorplan.torch_doors import AvgPoolNd, BatchNormNd, ConvNd, MaxPoolNd
 
-_FRESH_MODULES = (FusedConv, ChannelAffine, nn.Linear, ConvNd, BatchNormNd, MaxPoolNd, AvgPoolNd, nn.Upsample)
+_FRESH_MODULES = (nn.Linear, ConvNd, BatchNormNd, MaxPoolNd, AvgPoolNd, nn.Upsample)
 _FRESH_FUNCTIONS = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.cat, F.pad}
 _WRITERS = {
     operator.iadd,
@@ -50,18 +50,17 @@ def _fresh(gm: fx.GraphModule, n: fx.Node) -> bool:
     if n.op != "call_module":
         return n.target in _FRESH_FUNCTIONS
     m = gm.get_submodule(str(n.target))
-    return isinstance(m, _FRESH_MODULES) or getattr(m, "inplace", None) is False and _known(m)
-
-
-def _known(m: nn.Module) -> bool:
-    return type(m).__module__.startswith(("torch.nn.modules.activation", "floorplan."))
+    if isinstance(m, Layer):
+        return m.fresh
+    activation = type(m).__module__.startswith("torch.nn.modules.activation")
+    return isinstance(m, _FRESH_MODULES) or activation and getattr(m, "inplace", None) is False
 
 
 def written(gm: fx.GraphModule, n: fx.Node, roots: Roots) -> frozenset[fx.Node]:
     """The memory that a node may write into; all its inputs' for a module that is not torch's."""
     if n.op == "call_module":
         m = gm.get_submodule(str(n.target))
-        inside = type(m).__module__.startswith(("torch.nn.", "floorplan."))
+        inside = isinstance(m, Layer) or type(m).__module__.startswith("torch.nn.")
         if inside and not getattr(m, "inplace", False):
             return frozenset()
         return frozenset().union(*(roots[a] for a in n.all_input_nodes))

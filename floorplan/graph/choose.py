@@ -1,14 +1,19 @@
-"""Which convs get an adapter: --sites auto, all, pointwise, or globs over conv paths."""
+"""Which convs get an adapter: --sites auto, all, pointwise, or globs over conv paths; and what all insertions do."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
-from torch import nn
+import torch
+from torch import fx, nn
 
-from floorplan.graph.edit import is_depthwise
-from floorplan.layers.fused import FusedConv
+from floorplan.errors import FloorplanError
+from floorplan.graph.driver import Site
+from floorplan.graph.edit import CONV_TYPES, is_depthwise, module_calls, train_head
+from floorplan.graph.fold import call_reason, conv_reason
+from floorplan.layers.adapter import adapters
+from floorplan.layers.geometry import geometry_of
+from floorplan.layers.layer import Adapter
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,70 @@ class Shape:
 
 def shape_of(conv: nn.Module) -> Shape:
     """The shape of a conv or a site."""
-    c: Any = conv.geo if isinstance(conv, FusedConv) else conv
-    kernel = c.kernel if isinstance(conv, FusedConv) else c.kernel_size
-    inputs = int(conv.in_channels)  # type: ignore[arg-type]
-    pointwise = all(k == 1 for k in kernel) and c.groups == 1
-    return Shape(pointwise, is_depthwise(conv), c.groups, inputs // c.groups)
+    geo, inputs = geometry_of(conv), int(conv.in_channels)  # type: ignore[arg-type]
+    pointwise = all(k == 1 for k in geo.kernel) and geo.groups == 1
+    return Shape(pointwise, is_depthwise(conv), geo.groups, inputs // geo.groups)
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """A pass that freezes the model and puts adapters in: its options, and what every such pass does.
+
+    A subclass inserts; calling it runs it.
+    """
+
+    rank: int = 2
+    sites: str = "auto"  # auto, all, pointwise, or globs over conv paths, comma-separated
+    seed: int = 0
+    train_head: bool = False
+
+    def __call__(self, gm: fx.GraphModule) -> Iterator[Site]:
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise FloorplanError(f"rank {self.rank}: an adapter has a whole rank of 1 or more")
+        if not isinstance(self.sites, str):
+            raise FloorplanError(f"sites {self.sites}: write a string: auto, all, pointwise, or comma-separated globs")
+        found = len(convs_of(gm))
+        gm.requires_grad_(False)
+        yield from self.insert(gm, torch.Generator().manual_seed(self.seed))
+        if not adapters(gm):
+            raise FloorplanError(self.nothing(gm, found))
+        if self.train_head:
+            train_head(gm)
+
+    def insert(self, gm: fx.GraphModule, generator: torch.Generator) -> Iterator[Site]:
+        """Put the adapters in; a Site for every place looked at."""
+        raise NotImplementedError
+
+    def nothing(self, gm: fx.GraphModule, found: int) -> str:
+        """What is said where no adapter was put in, of `found` convs."""
+        if not found and (computed := _functional_conv(gm)):
+            return (
+                f"no conv can be adapted: {computed} convolves with a computed weight "
+                "(weight standardisation, a reparametrization); bake the weight first"
+            )
+        advice = "try --sites all or a smaller rank" if found else "its graph has no conv layer"
+        return f"no conv was adapted ({found} looked at with --sites {self.sites} --rank {self.rank}); {advice}"
+
+    def choices(self, gm: fx.GraphModule, convs: Mapping[str, nn.Module]) -> tuple[dict[str, str], dict[str, str]]:
+        """Path -> why no pass can replace the conv, and of the others: why it was not chosen, "" if it was."""
+        unfit = {
+            path: why
+            for path, m in convs.items()
+            if not isinstance(m, Adapter) and (why := conv_reason(m) or call_reason(gm, path))
+        }
+        return unfit, choose({p: shape_of(m) for p, m in convs.items() if p not in unfit}, self.sites, self.rank)
+
+
+def convs_of(gm: fx.GraphModule) -> dict[str, nn.Module]:
+    """Path -> every conv or site that the graph calls, in order."""
+    calls = module_calls(gm, Adapter, *CONV_TYPES)
+    return {str(n.target): m for n, m in calls if not isinstance(m, Adapter) or m.in_channels}
+
+
+def _functional_conv(gm: fx.GraphModule) -> str:
+    """The first conv left that is no module: its weight is the result of other nodes."""
+    calls = (n for n in gm.graph.nodes if n.op == "call_function")
+    return next((n.name for n in calls if "conv" in getattr(n.target, "__name__", "")), "")
 
 
 def choose(convs: Mapping[str, Shape], sites: str, rank: int) -> dict[str, str]:

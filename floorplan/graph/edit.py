@@ -8,8 +8,8 @@ from torch import fx, nn
 from torch.nn.utils import parametrize
 
 from floorplan.errors import FloorplanError
-from floorplan.layers.fused import FusedConv
-from floorplan.layers.geometry import CONVS, TRANSPOSED, Geometry
+from floorplan.layers.geometry import CONVS, TRANSPOSED, Geometry, geometry_of
+from floorplan.layers.layer import Adapter
 
 MODES = {"constant": "zeros"} | {m: m for m in ("reflect", "replicate", "circular")}
 PAD = ("input", "pad", "mode", "value")
@@ -32,9 +32,8 @@ def calls_of(gm: fx.GraphModule, target: str) -> list[fx.Node]:
 
 def is_depthwise(m: nn.Module) -> bool:
     """One input channel a group: no rank-r projection can be narrower."""
-    if isinstance(m, FusedConv):
-        return bool(m.geo.groups == m.in_channels > 1)
-    return isinstance(m, CONV_TYPES) and m.groups == m.in_channels > 1
+    known = isinstance(m, (Adapter, *CONV_TYPES)) and m.in_channels > 1
+    return known and geometry_of(m).groups == m.in_channels
 
 
 def tied_convs(gm: fx.GraphModule) -> list[str]:
@@ -89,6 +88,7 @@ def padded(geo: Geometry, options: dict[str, Any]) -> Geometry | str:
 
 
 def train_head(gm: fx.GraphModule) -> None:
+    """Let the last Linear layer train."""
     heads = [m for _, m in module_calls(gm, nn.Linear)]
     if not heads:
         raise FloorplanError("--train-head: the model has no Linear layer; leave the option out")

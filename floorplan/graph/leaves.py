@@ -4,6 +4,7 @@ import torch
 from torch import fx, nn
 from torch.nn.utils import parametrize
 
+from floorplan.layers.layer import Layer
 from floorplan.torch_doors import hooks_of
 
 _NEUTRAL = frozenset(  # methods that a subclass may change without changing what a call computes
@@ -43,7 +44,7 @@ def _torch_class(cls: type) -> bool:
 def is_plain_leaf(m: nn.Module) -> bool:
     """Whether a call of m computes what a torch.nn layer (or one of floorplan's) computes."""
     kinds = type(m).__mro__
-    if kinds[0].__module__.startswith("floorplan."):
+    if isinstance(m, Layer):
         return True
     base = next(k for k in kinds if _torch_class(k))
     if base is nn.Module or isinstance(m, _CONTAINERS):

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from floorplan.layers.average_pools import ShapeAdaptiveAvgPool, ShapeAvgPool
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
 from floorplan.layers.dropout import PackedDropout, dropout_refusal
+from floorplan.layers.layer import Layer
 from floorplan.layers.max_pools import PackedMaxPool, pool_refusal
 
 __all__ = [
@@ -145,12 +146,14 @@ _OPTION_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-class PackedActivation(nn.Module):
+class PackedActivation(Layer):
     """A two-valued activation that keeps one bit an element. Any shape; same values as nn.`name`.
 
     PReLU's frozen slope (C,) or (1,) is the buffer `slope`.
     """
 
+    stored = "floorplan.compact.PackedActivation"
+    pillar = "activation"
     slope: Tensor | None
 
     def __init__(self, name: str, options: dict[str, Any] | None = None) -> None:
@@ -178,6 +181,15 @@ class PackedActivation(nn.Module):
     def config(self) -> dict[str, Any]:
         """Constructor arguments as plain data."""
         return {"name": self.name, "options": dict(self.options)}
+
+    def plain_form(self) -> nn.Module:
+        """torch's own."""
+        if self.act is not None:
+            return self.act
+        assert self.slope is not None
+        act = nn.PReLU(self.slope.numel())
+        act.weight = nn.Parameter(self.slope.detach().clone())
+        return act
 
     def extra_repr(self) -> str:
         """The activation's name and options."""

@@ -1,13 +1,18 @@
-"""What every layer with an adapter has in common."""
+"""Layers in the place of a conv: its frozen weight, factors that train, and what follows from both.
+
+y = conv(x, W + delta(U, …)) + b
+"""
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from floorplan.layers.geometry import Geometry
+from floorplan.cost_models.paper_macs import Macs
+from floorplan.layers.geometry import Geometry, conv, geometry_of, pad
+from floorplan.layers.layer import Adapter, PlainConv
 
 
 def as_conv_starts(shape: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -17,29 +22,51 @@ def as_conv_starts(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return (2 * draw - 1) * bound
 
 
-class Adapter(nn.Module):
-    """A frozen layer with trained factors of rank `rank` (0: none)."""
-
-    rank: int
-
-    def axes(self) -> dict[str, tuple[int, set[int]]]:
-        """Tensor -> its rank axis and its width axes; what is not named has widths in axes 0 and 1."""
-        raise NotImplementedError
-
-
 class ConvAdapter(Adapter):
-    """A frozen conv, weight (O, I/g, *k), whose factors are scaled by `scale`."""
+    """A frozen conv, weight (O, I/g, *k), whose factors are scaled by `scale`; x: (B, I, *spatial).
 
+    A subclass makes its factors (`make`, `start`) and says their `axes` and `delta`; all else has a default.
+    """
+
+    geo: Geometry
     weight: Tensor
     bias: Tensor | None
+    merges_a_step = 3
 
     def __init__(
         self, geometry: dict[str, Any], weight: list[int], rank: int, scale: float = 1.0, bias: bool = False
     ) -> None:
         super().__init__()
         self.geo, self.rank, self.scale = Geometry.of(geometry), rank, scale
+        self.in_channels = weight[1] * self.geo.groups
         self.register_buffer("weight", torch.zeros(weight))
         self.register_buffer("bias", torch.zeros(weight[0]) if bias else None)
+        self.make(weight)
+
+    def make(self, weight: list[int]) -> None:
+        """Register the factors for a weight of that shape: parameters train, buffers are frozen."""
+        raise NotImplementedError
+
+    @classmethod
+    def unfit(cls, geo: Geometry) -> str:
+        """Why this form does not exist for a conv, read as `it …`; "" if it does."""
+        return "is defined for convs, not for transposed ones" if geo.transposed else ""
+
+    @classmethod
+    def of(cls, conv: nn.Module, rank: int, generator: torch.Generator, scale: float = 1.0) -> Self | str:
+        """The layer that starts as an nn.ConvNd, or why there is none."""
+        geo, w, bias = geometry_of(conv), conv.get_parameter("weight").detach(), conv._parameters["bias"]
+        if why := cls.unfit(geo):
+            return why
+        layer = cls(geo.config(), list(w.shape), rank, scale, bias is not None).to(device=w.device, dtype=w.dtype)
+        layer.weight = w.clone(memory_format=torch.preserve_format)
+        layer.bias = None if bias is None else bias.detach().clone()
+        with torch.no_grad():
+            layer.start(generator)
+        return layer.train(conv.training)
+
+    def start(self, generator: torch.Generator) -> None:
+        """Set the factors; the weight is the conv's by now."""
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments as plain data."""
@@ -55,6 +82,33 @@ class ConvAdapter(Adapter):
         """What a reader of the graph wants to know."""
         return f"{list(self.weight.shape)}, rank={self.rank}, scale={self.scale}"
 
+    def merged(self) -> Tensor:
+        """The plain weight that computes the same."""
+        return (self.weight + self.delta()).detach()
+
+    def plain_form(self) -> PlainConv:
+        """One conv."""
+        return PlainConv(self.geo, self.merged(), self.bias)
+
+    def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs:
+        """A conv on a weight that each call multiplies out."""
+        n = self.weight.numel() * math.prod(y[2:])
+        return Macs(n, 0, n, self.rank * self.weight.numel())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, *spatial) -> (B, O, *spatial')."""
+        if x.dim() == len(self.geo.kernel) + 1:
+            return self.forward(x[None])[0]
+        return self.by_autograd(x) if self.plain else self.run(x)
+
+    def by_autograd(self, x: Tensor) -> Tensor:
+        """The formula, in torch's own ops."""
+        return conv(pad(x, self.geo), self.weight + self.delta(), self.bias, self.geo, self.geo.groups)
+
+    def run(self, x: Tensor) -> Tensor:
+        """The same, as the layer really runs it."""
+        return self.by_autograd(x)
+
 
 def adapters(model: nn.Module) -> list[tuple[str, Adapter]]:
     """Path and layer of every adapter in a model."""
@@ -65,3 +119,13 @@ def adapter_rank(model: nn.Module) -> int | None:
     """Rank of an adapted model, None of any other."""
     ranks = {m.rank for _, m in adapters(model)}
     return max(ranks) if ranks else None
+
+
+def zero_factors(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The factors that start at zero, each once, by its first name."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for path, m in adapters(model):
+        for name in m.starts_at_zero:
+            p = m.get_parameter(name)
+            found.setdefault(id(p), (f"{path}.{name}".lstrip("."), p))
+    return {name: p for name, p in found.values()}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from floorplan.layers.bits import layout_of
+from floorplan.layers.layer import Layer
 from floorplan.torch_doors import ADAPTIVE_BACKWARD
 
 aten = torch.ops.aten
@@ -44,8 +45,11 @@ def _stand_in(g: Tensor, shape: Sequence[int], layout: int) -> Tensor:
     return torch.empty(shape, dtype=g.dtype, device=g.device, memory_format=torch.channels_last)
 
 
-class ShapeAvgPool(nn.Module):
+class ShapeAvgPool(Layer):
     """Average pooling of (B, C, *spatial) or (C, *spatial) that keeps nothing but shapes."""
+
+    stored = "floorplan.compact_means.ShapeAvgPool"
+    pillar = "pooling"
 
     def __init__(
         self,
@@ -74,6 +78,13 @@ class ShapeAvgPool(nn.Module):
         """Constructor arguments as plain data."""
         names = ("kernel", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
         return {n: getattr(self, n) for n in names}
+
+    def plain_form(self) -> nn.Module:
+        """torch's own."""
+        options = {} if self.dims == 1 else {"divisor_override": self.divisor_override}
+        window = (tuple(t) for t in (self.kernel, self.stride, self.padding))
+        kind: Any = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[self.dims - 1]
+        return kind(*window, self.ceil_mode, self.count_include_pad, **options)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         """Kernel and stride."""
@@ -112,8 +123,11 @@ class _AvgPool(torch.autograd.Function):
         return gx, *[None] * len(ctx.window)
 
 
-class ShapeAdaptiveAvgPool(nn.Module):
+class ShapeAdaptiveAvgPool(Layer):
     """Adaptive average pooling of (B, C, *spatial) to `output`, keeping nothing but shapes."""
+
+    stored = "floorplan.compact_means.ShapeAdaptiveAvgPool"
+    pillar = "pooling"
 
     def __init__(self, output: list[int | None]) -> None:
         super().__init__()
@@ -127,6 +141,11 @@ class ShapeAdaptiveAvgPool(nn.Module):
     def config(self) -> dict[str, Any]:
         """Constructor arguments as plain data."""
         return {"output": self.output}
+
+    def plain_form(self) -> nn.Module:
+        """torch's own."""
+        kind: Any = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[self.dims - 1]
+        return kind(tuple(self.output))  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         """Output size."""

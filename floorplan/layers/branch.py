@@ -6,36 +6,24 @@
 Keeps q, never x; the sum with the frozen conv and the activation are nodes of their own.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from floorplan.layers.adapter import Adapter
-from floorplan.layers.geometry import Geometry, conv, conv_input_grad, pad, padded_size, unpad
-
-
-class _Down(torch.autograd.Function):
-    """conv(pad(x), P) by a frozen P: keeps nothing of x."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, p: Tensor, geo: Geometry) -> Tensor:
-        ctx.geo, ctx.shape = geo, x.shape
-        ctx.save_for_backward(p)
-        return conv(pad(x, geo), p, None, geo, geo.groups)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (p,) = ctx.saved_tensors
-        geo = ctx.geo
-        return unpad(conv_input_grad(g, p, padded_size(ctx.shape, geo), geo, geo.groups), geo), None, None
+from floorplan.cost_models.paper_macs import Macs
+from floorplan.layers.geometry import Geometry, conv, frozen_conv, pad
+from floorplan.layers.layer import Adapter
 
 
 class RankBranch(Adapter):
     """conv(x, U o P) by its two factors; ungrouped. P frozen, U (and BatchNorm of q) trained."""
 
+    stored = "floorplan.branch.RankBranch"
+    beside = True
+    geo: Geometry
     P: Tensor
     scale: Tensor | None
 
@@ -67,22 +55,36 @@ class RankBranch(Adapter):
             "scale": self.form,
         }
 
-    def axes(self) -> dict[str, tuple[int, set[int]]]:
-        """Tensor -> its rank axis and its width axes."""
-        return {"P": (0, {1}), "U": (1, {0})}
+    def axes(self) -> dict[str, str]:
+        """The rank, and the widths on either side of it."""
+        norm = ("weight", "bias", "running_mean", "running_var") if self.norm is not None else ()
+        return {"P": "rC", "U": "Cr", **{f"norm.{n}": "r" for n in norm}}
+
+    def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs:
+        """Two convs beside the frozen one."""
+        points, down = math.prod(y[2:]), math.prod((y if self.kernel == "down" else x)[2:])
+        return Macs(0, self.P.numel() * down + self.U.numel() * points, self.U.numel() * points)
+
+    def unmergeable(self) -> str:
+        """A BatchNorm of q does not merge in train mode."""
+        return "" if self.norm is None else "has a BatchNorm of q that does not merge"
 
     def delta(self) -> Tensor:
-        """What the branch adds to the weight, (O, I, *k); a BatchNorm of q does not merge in train mode."""
-        p, u = self.P, self.U.detach()
-        if self.kernel == "down":
-            d: Tensor = torch.tensordot(u.flatten(1), p, dims=1)
-        else:
-            d = torch.einsum("or...,ri->oi...", u, p.flatten(1))
+        """What the branch adds to the weight, (O, I, *k)."""
+        d = self.source_delta()
         return d if self.scale is None else d * self.scale.reshape(-1, *[1] * (d.dim() - 1))
+
+    def source_delta(self) -> Tensor:
+        """The same, unscaled."""
+        u, p = self.U, self.P
+        if self.kernel == "down":
+            return torch.einsum("or,ri...->oi...", u.flatten(1), p)
+        return torch.einsum("or...,ri->oi...", u, p.flatten(1))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, *spatial) -> (B, O, *spatial')."""
-        q: Tensor = _Down.apply(x, self.P, self.down_geo)  # type: ignore[no-untyped-call]
+        geo = self.down_geo
+        q = conv(pad(x, geo), self.P, None, geo, 1) if self.plain else frozen_conv(x, self.P, None, geo)
         q = q if self.norm is None else self.norm(q)
         u: Tensor = self.U
         if self.scale is not None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
+from floorplan.layers.layer import Layer
 
 # dims of an input that torch reads as one sample without a batch dimension; 0 = it never does
 DROPOUTS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 2, nn.Dropout2d: 0, nn.Dropout3d: 4}
@@ -35,8 +36,10 @@ def dropout_refusal(module: nn.Module) -> str:
     return f"{kind.__name__} cannot be packed, {why}"
 
 
-class PackedDropout(nn.Module):
+class PackedDropout(Layer):
     """nn.`name` with probability p that keeps one bit a decision; same values, seed for seed."""
+
+    stored = "floorplan.compact_dropout.PackedDropout"
 
     def __init__(self, name: str, p: float) -> None:
         super().__init__()
@@ -56,6 +59,10 @@ class PackedDropout(nn.Module):
     def config(self) -> dict[str, Any]:
         """Constructor arguments as plain data."""
         return {"name": self.name, "p": self.p}
+
+    def plain_form(self) -> nn.Module:
+        """torch's own."""
+        return {k.__name__: k for k in DROPOUTS}[self.name](self.p)
 
     def extra_repr(self) -> str:
         """Kind and probability."""

@@ -8,13 +8,15 @@ LoRA-FA (arXiv 2308.03303), in conv form: D is random, U = 0, s = alpha/r.
 """
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from floorplan.layers.adapter import ConvAdapter
+from floorplan.cost_models.paper_macs import Macs
+from floorplan.layers.adapter import ConvAdapter, as_conv_starts
 from floorplan.layers.geometry import conv, conv_input_grad, pad, padded_size, unpad
 
 
@@ -33,43 +35,51 @@ class FactorConv(ConvAdapter):
     weight (O, I/g, *k), D (g, r, I/g, *k), U (O, r). x: (B, I, *spatial).
     """
 
+    stored = "floorplan.factor.FactorConv"
+    merges_a_step = 0
     D: Tensor
     U: nn.Parameter
 
-    def __init__(
-        self, geometry: dict[str, Any], weight: list[int], rank: int, scale: float = 1.0, bias: bool = False
-    ) -> None:
-        super().__init__(geometry, weight, rank, scale, bias)
-        self.plain = False  # plain autograd on the same formula: the reference of every check
-        self.register_buffer("D", torch.zeros(self.geo.groups, rank, *weight[1:]))
-        self.U = nn.Parameter(torch.zeros(weight[0], rank))
+    def make(self, weight: list[int]) -> None:
+        """D, frozen, and U."""
+        self.register_buffer("D", torch.zeros(self.geo.groups, self.rank, *weight[1:]))
+        self.U = nn.Parameter(torch.zeros(weight[0], self.rank))
 
-    def axes(self) -> dict[str, tuple[int, set[int]]]:
-        """Tensor -> its rank axis and its width axes."""
-        return {"D": (1, {2}), "U": (1, {0})}
+    @classmethod
+    def edge(cls, conv: nn.Module, rank: int, generator: torch.Generator) -> Self | str:
+        """LoRA-Edge's: D from the weight, at most as many rows as its tensor train has."""
+        suffix = tensor_train_suffix(conv.get_parameter("weight"), rank)
+        layer = cls.of(conv, suffix.shape[0], generator)
+        if not isinstance(layer, str):
+            layer.D.copy_(suffix.expand(layer.D.shape))
+        return layer
 
-    def merged(self) -> Tensor:
-        """The plain weight that computes the same."""
-        return mixed(self.weight, self.U.detach(), self.D, self.scale)
+    def start(self, generator: torch.Generator) -> None:
+        """LoRA-FA's: D as nn.Conv2d is initialised."""
+        self.D.copy_(as_conv_starts(self.D.flatten(0, 1).shape, generator).view(self.D.shape))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, I, *spatial) -> (B, O, *spatial')."""
-        if x.dim() == len(self.geo.kernel) + 1:
-            return self.forward(x[None])[0]
-        device = x.device.type
-        if device != "meta" and torch.is_autocast_enabled(device):
-            x = x.to(torch.get_autocast_dtype(device)) if x.dtype != torch.float64 else x
-            with torch.autocast(device, enabled=False):
-                return self._run(x)
-        return self._run(x)
+    def axes(self) -> dict[str, str]:
+        """The rank, and the widths on either side of it."""
+        return {"D": ".rC", "U": "Cr"}
 
-    def _run(self, x: Tensor) -> Tensor:
-        if self.plain:
-            w = mixed(self.weight, self.U, self.D, self.scale).to(x.dtype)
-            b = None if self.bias is None else self.bias.to(x.dtype)
-            return conv(pad(x, self.geo), w, b, self.geo, self.geo.groups)
-        args = (x, self.weight, self.bias, self.U, self.D, self)
-        return _Factor.apply(*args)  # type: ignore[no-any-return,no-untyped-call]
+    def delta(self) -> Tensor:
+        """scale * (U D)."""
+        return mixed(torch.zeros_like(self.weight), self.U, self.D, self.scale)
+
+    def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs:
+        """t and U counted beside the conv, as published; the op itself merges."""
+        points = math.prod(y[2:])
+        up = self.U.numel() * points
+        return Macs(self.weight.numel() * points, self.D.numel() * points + up, up)
+
+    def run(self, x: Tensor) -> Tensor:
+        """One conv by the merged weight, which keeps t."""
+        device, args = x.device.type, (self.weight, self.bias, self.U, self.D, self)
+        if device == "meta" or not torch.is_autocast_enabled(device):
+            return _Factor.apply(x, *args)  # type: ignore[no-any-return,no-untyped-call]
+        x = x.to(torch.get_autocast_dtype(device)) if x.dtype != torch.float64 else x
+        with torch.autocast(device, enabled=False):
+            return _Factor.apply(x, *args)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _Factor(torch.autograd.Function):

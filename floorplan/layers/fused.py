@@ -11,7 +11,7 @@ to model state.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.activations import Gate, gate_of
-from floorplan.layers.adapter import Adapter
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
 from floorplan.layers.geometry import Geometry, conv, conv_input_grad, pad, padded_size, unpad
+from floorplan.layers.layer import Adapter, Layer, PlainConv, PlainNorm
 from floorplan.layers.lowrank import merge, project, q_grad, up_grad
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -52,6 +53,11 @@ class FusedConv(Adapter):
     (g, r, O/g, *k). bias, scale: (O,). x: (B, I, *spatial); skip: as the output.
     """
 
+    stored = "floorplan.fused.FusedConv"
+    merges_a_step = 2
+    replays = True
+    fresh = True
+    geo: Geometry
     weight: Tensor
     bias: Tensor | None
     scale: Tensor | None
@@ -74,7 +80,6 @@ class FusedConv(Adapter):
         self.rank, self.form = rank, form
         self.captures = False  # keep dL/dq in `gq` for a replay (MemFLoRA-SG)
         self.gq: Tensor | None = None
-        self.plain = False  # plain autograd on the same formula: the reference of every check
         out = weight[1] * self.geo.groups if self.geo.transposed else weight[0]
         self.out_channels = out
         self.in_channels = weight[0] if self.geo.transposed else weight[1] * self.geo.groups
@@ -127,9 +132,9 @@ class FusedConv(Adapter):
             "form": self.form,
         }
 
-    def axes(self) -> dict[str, tuple[int, set[int]]]:
-        """Tensor -> its rank axis and its width axes."""
-        return {"P": (1, {2}), "U": (1, {2} if self.geo.transposed else {0})}
+    def axes(self) -> dict[str, str]:
+        """The rank, and the widths on either side of it."""
+        return {"P": ".rC", "U": ".rC" if self.geo.transposed else "Cr"}
 
     def extra_repr(self) -> str:
         """What a reader of the graph wants to know."""
@@ -143,6 +148,29 @@ class FusedConv(Adapter):
     def merged(self, dtype: torch.dtype) -> Tensor:
         """weight + scale*(U o P), the weight that the site computes with."""
         return _merged(self.weight, self.U, self.P, self.scale, self.geo).to(dtype)
+
+    def source_delta(self) -> Tensor:
+        """U o P: the weight here has the BatchNorm's factor in it, the source's has not."""
+        return _merged(torch.zeros_like(self.weight), self.U, self.P, None, self.geo)
+
+    def plain_form(self) -> PlainConv:
+        """One conv and its activation."""
+        act = None if self.act is None else outofplace(self.act)
+        return PlainConv(self.geo, self.merged(self.weight.dtype).detach(), self.bias, act)
+
+    def bottleneck(self, x: Tensor) -> Tensor | None:
+        """q = conv1x1(x, P)."""
+        return None if self.P is None else project(x, self.P, self.geo)
+
+    def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs:
+        """One conv by the merged weight; only the projection runs beside it, its adjoint is part of the conv's."""
+        points, inputs = math.prod(y[2:]), math.prod(x[2:])
+        taken = inputs if self.geo.transposed else points
+        base = self.weight.numel() * taken
+        if self.U is None or self.P is None:
+            return Macs(base)
+        down = self.P.numel() * (points if self.geo.sampled else inputs)
+        return Macs(base, down, self.U.numel() * taken - down, self.rank * self.weight.numel())
 
     def forward(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
         """x (B, I, *spatial), skip broadcastable with the output -> (B, O, *spatial')."""
@@ -161,7 +189,7 @@ class FusedConv(Adapter):
         if self.plain:
             z = self.value(x, self.merged(x.dtype))
             z = z if skip is None else z + skip
-            return z if self.act is None else _outofplace(self.act)(z)
+            return z if self.act is None else outofplace(self.act)(z)
         if not torch.is_grad_enabled():
             z = _add(self.value(x, self.merged(x.dtype)), skip)
             return z if self.act is None else self.act(z)
@@ -183,7 +211,8 @@ def activation_options(act: nn.Module) -> dict[str, Any]:
     return {n: getattr(act, n) for n in names.get(type(act), ())}
 
 
-def _outofplace(act: nn.Module) -> nn.Module:
+def outofplace(act: nn.Module) -> nn.Module:
+    """A site's activation as a layer of its own."""
     return ACTIVATIONS[type(act).__name__](**activation_options(act))
 
 
@@ -263,12 +292,15 @@ class _Site(torch.autograd.Function):
         return gx, gskip, gu, None, None, None, None
 
 
-class ChannelAffine(nn.Module):
+class ChannelAffine(Layer):
     """y = x*scale + bias per channel: an eval BatchNorm that keeps nothing of its input.
 
     x: (B, C, *spatial); scale, bias: (C,), frozen.
     """
 
+    stored = "floorplan.fused.ChannelAffine"
+    pillar = "normalization"
+    fresh = True
     scale: Tensor
     bias: Tensor
 
@@ -281,6 +313,10 @@ class ChannelAffine(nn.Module):
     def config(self) -> dict[str, Any]:
         """Constructor arguments as plain data."""
         return {"channels": self.channels}
+
+    def plain_form(self) -> PlainNorm:
+        """A BatchNorm of mean 0 and variance 1."""
+        return PlainNorm(torch.zeros_like(self.scale), torch.ones_like(self.scale), self.scale, self.bias, 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale and shift each channel."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -93,8 +94,10 @@ class Geometry:
 
 
 def geometry_of(conv: nn.Module) -> Geometry:
-    """The geometry of an nn.ConvNd or nn.ConvTransposeNd, string paddings resolved."""
+    """The geometry of a layer that has one, or of an nn.ConvNd or nn.ConvTransposeNd, string paddings resolved."""
     c: Any = conv
+    if isinstance(geo := vars(c).get("geo"), Geometry):
+        return geo
     kernel, dilation = tuple(c.kernel_size), tuple(c.dilation)
     if c.padding == "same":
         total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
@@ -126,6 +129,13 @@ def pad(x: Tensor, geo: Geometry) -> Tensor:
     if geo.native:
         return x
     return F.pad(x, _flat(geo.padding), "constant" if geo.mode == "zeros" else geo.mode)
+
+
+def conv1x1(x: Tensor, w: Tensor, groups: int = 1) -> Tensor:
+    """A conv of kernel 1 by w (O, I/g) or (O, I/g, 1…)."""
+    n = x.dim() - 2
+    w = w.reshape(*w.shape[:2], *[1] * n)
+    return torch.convolution(x, w, None, [1] * n, [0] * n, [1] * n, False, [0] * n, groups)
 
 
 def padded_size(shape: Sequence[int], geo: Geometry) -> list[int]:
@@ -232,3 +242,28 @@ def conv_weight_grad(g: Tensor, x: Tensor, w: Tensor, geo: Geometry, groups: int
         [False, True, False],
     )
     return grads[1]  # type: ignore[no-any-return]
+
+
+def frozen_conv(x: Tensor, w: Tensor, b: Tensor | None, geo: Geometry) -> Tensor:
+    """conv(pad(x), w) + b by a frozen w: keeps nothing of x, where torch's conv keeps it."""
+    return _Frozen.apply(x, w, b, geo)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _Frozen(torch.autograd.Function):
+    """conv(pad(x), w) + b with gradients of x and b alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geo: Geometry) -> Tensor:
+        ctx.geo, ctx.x_shape = geo, x.shape
+        ctx.save_for_backward(w)
+        return conv(pad(x, geo), w, b, geo, geo.groups)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (w,), geo, gx = ctx.saved_tensors, ctx.geo, None
+        gb = g.sum((0, *range(2, g.dim()))) if ctx.needs_input_grad[2] else None
+        if ctx.needs_input_grad[0]:
+            size = padded_size(ctx.x_shape, geo)
+            gx = unpad(conv_input_grad(g, w, size, geo, geo.groups), geo)
+        return gx, None, gb, None

@@ -9,6 +9,7 @@ TinyTL (arXiv 2007.11622) as the MemFLoRA paper runs it. The byte is the publish
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.activations import Gate
-from floorplan.layers.adapter import Adapter, as_conv_starts
-from floorplan.layers.geometry import Geometry, conv, conv_input_grad, pad, padded_size, unpad
+from floorplan.layers.adapter import as_conv_starts
+from floorplan.layers.geometry import Geometry, conv, conv_input_grad, frozen_conv, pad, padded_size, unpad
+from floorplan.layers.layer import Adapter, Layer, PlainConv
 from floorplan.layers.paper import PaperSite, per_channel
 
 KERNEL = 5
@@ -36,8 +39,11 @@ class LiteResidual(Adapter):
     All of it trains. y is read for its size alone.
     """
 
+    stored = "floorplan.lite.LiteResidual"
+    pillar = "other"
+    fresh = True
+    starts_at_zero = ("U", "B")
     rank = 1  # an adapter, though it has no bottleneck
-    inplace = False  # its result is a new tensor
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -52,9 +58,10 @@ class LiteResidual(Adapter):
         """Constructor arguments as plain data."""
         return {"inputs": self.inputs, "outputs": self.outputs}
 
-    def axes(self) -> dict[str, tuple[int, set[int]]]:
-        """No tensor has a rank axis."""
-        return {}
+    def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs:
+        """Its convs at half the positions."""
+        beside = (self.wide.numel() + self.point.numel()) * math.prod(-(-n // 2) for n in x[2:])
+        return Macs(0, beside, beside)
 
     def extra_repr(self) -> str:
         """What a reader of the graph wants to know."""
@@ -89,10 +96,12 @@ def _group_norm(z: Tensor, weight: Tensor, bias: Tensor, channels: int) -> Tenso
     return torch.group_norm(z, divisor(channels, channels // 8), weight, bias, EPS)
 
 
-class FrozenConv(nn.Module):
+class FrozenConv(Layer):
     """conv(x, W) + bias, W frozen, the bias trained: keeps nothing of x. x: (B, I, *spatial)."""
 
-    inplace = False
+    stored = "floorplan.lite.FrozenConv"
+    pillar = "convolution"
+    fresh = True
     weight: Tensor
 
     def __init__(self, geometry: dict[str, Any], weight: list[int], bias: bool = False) -> None:
@@ -106,29 +115,17 @@ class FrozenConv(nn.Module):
         """Constructor arguments as plain data."""
         return {"geometry": self.geo.config(), "weight": list(self.weight.shape), "bias": self.bias is not None}
 
+    def plain_form(self) -> PlainConv:
+        """The conv itself."""
+        return PlainConv(self.geo, self.weight, self.bias)
+
+    def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs:
+        """The conv."""
+        return Macs(self.weight.numel() * math.prod(y[2:]))
+
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, *spatial) -> (B, O, *spatial')."""
-        return _Frozen.apply(x, self.weight, self.bias, self.geo)  # type: ignore[no-any-return,no-untyped-call]
-
-
-class _Frozen(torch.autograd.Function):
-    """conv(pad(x), w) + b with gradients of x and b alone."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geo: Geometry) -> Tensor:
-        ctx.geo, ctx.x_shape = geo, x.shape
-        ctx.save_for_backward(w)
-        return conv(pad(x, geo), w, b, geo, geo.groups)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (w,), geo, gx = ctx.saved_tensors, ctx.geo, None
-        gb = g.sum((0, *range(2, g.dim()))) if ctx.needs_input_grad[2] else None
-        if ctx.needs_input_grad[0]:
-            size = padded_size(ctx.x_shape, geo)
-            gx = unpad(conv_input_grad(g, w, size, geo, geo.groups), geo)
-        return gx, None, gb, None
+        return frozen_conv(x, self.weight, self.bias, self.geo)
 
 
 class TinySite(PaperSite):
@@ -137,7 +134,9 @@ class TinySite(PaperSite):
     Keeps one byte an element of the result (with an activation) and the scale a. No conv: a BatchNorm.
     """
 
-    inplace = False
+    stored = "floorplan.lite.TinySite"
+    pillar = "other"
+    fresh = True
     beta: Tensor
     bias: Tensor | None
 
@@ -159,6 +158,10 @@ class TinySite(PaperSite):
     def config(self) -> dict[str, Any]:
         """Constructor arguments as plain data."""
         return {k: v for k, v in super().config().items() if k != "rank"}
+
+    def unmergeable(self) -> str:
+        """TinyTL stays as it is: its branches do not merge."""
+        return "has no place in a plain layer's weight"
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, *spatial) -> (B, O, *spatial')."""

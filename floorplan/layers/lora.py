@@ -9,21 +9,26 @@ LoRA on a conv as peft has it:  y = conv(x, W) + s * conv1x1(conv(x, A), B)
 All keep x; the first two keep the merged weight as well.
 """
 
-from typing import Any
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.adapter import ConvAdapter, as_conv_starts
-from floorplan.layers.geometry import conv, pad
+from floorplan.layers.geometry import Geometry, conv, conv1x1, pad
 
 
-class _Frozen(ConvAdapter):
+class _Lora(ConvAdapter):
     """A frozen conv with two trained factors."""
 
-    def __init__(self, geometry: dict[str, Any], weight: list[int], rank: int, scale: float, bias: bool) -> None:
-        super().__init__(geometry, weight, rank, scale, bias)
-        a, b = self.shapes(weight, rank, self.geo.groups)
+    starts_at_zero = ("B",)
+    pillar = "other"  # x and the merged weight, of which no rank tells
+
+    def make(self, weight: list[int]) -> None:
+        """A and B."""
+        a, b = self.shapes(weight, self.rank, self.geo.groups)
         self.A, self.B = nn.Parameter(torch.zeros(a)), nn.Parameter(torch.zeros(b))
 
     @staticmethod
@@ -31,38 +36,27 @@ class _Frozen(ConvAdapter):
         """Shapes of A and B for a weight (O, I/g, *k)."""
         raise NotImplementedError
 
-    def axes(self) -> dict[str, tuple[int, set[int]]]:
-        """Tensor -> its rank axis and its width axes."""
-        return {}
-
     def start(self, generator: torch.Generator) -> None:
         """A as nn.Conv2d is initialised, B = 0: the model starts as its source."""
         with torch.no_grad():
             self.A.copy_(as_conv_starts(self.A.shape, generator))
             self.B.zero_()
 
-    def delta(self) -> Tensor:
-        """What the factors add to the weight, (O, I/g, *k)."""
-        raise NotImplementedError
 
-    def merged(self) -> Tensor:
-        """The plain weight that computes the same."""
-        return (self.weight + self.delta()).detach()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, I, *spatial) -> (B, O, *spatial')."""
-        if x.dim() == len(self.geo.kernel) + 1:
-            return self.forward(x[None])[0]
-        w = self.weight + self.delta()
-        return conv(pad(x, self.geo), w, self.bias, self.geo, self.geo.groups)
-
-
-class LoraC(_Frozen):
+class LoraC(_Lora):
     """LoRA-C in the MemFLoRA paper's form; 1-D and 2-D ungrouped convs (kh = 1 in 1-D)."""
 
-    def axes(self) -> dict[str, tuple[int, set[int]]]:
-        """Tensor -> its rank axis and its width axes."""
-        return {"A": (0, {1}), "B": (2, {0})}
+    stored = "floorplan.reparam.LoraC"
+
+    @classmethod
+    def unfit(cls, geo: Geometry) -> str:
+        """Kernels of one or two axes, one group."""
+        few = geo.groups == 1 and len(geo.kernel) < 3
+        return super().unfit(geo) or ("" if few else "is defined for ungrouped 1-D and 2-D convs")
+
+    def axes(self) -> dict[str, str]:
+        """The rank, and the widths on either side of it."""
+        return {"A": "rC", "B": "C.r"}
 
     @staticmethod
     def shapes(w: list[int], r: int, g: int) -> tuple[list[int], list[int]]:
@@ -78,8 +72,15 @@ class LoraC(_Frozen):
         return self.scale * flat.view(o, kh, i, kw).transpose(1, 2).reshape(self.weight.shape)
 
 
-class LoraCOfficial(_Frozen):
+class LoraCOfficial(_Lora):
     """LoRA-C as published: one matrix product, viewed as the kernel; square kernels, any groups."""
+
+    stored = "floorplan.reparam.LoraCOfficial"
+
+    @classmethod
+    def unfit(cls, geo: Geometry) -> str:
+        """Square kernels."""
+        return super().unfit(geo) or ("needs a square kernel" if len(set(geo.kernel)) > 1 else "")
 
     @staticmethod
     def shapes(w: list[int], r: int, g: int) -> tuple[list[int], list[int]]:
@@ -93,12 +94,16 @@ class LoraCOfficial(_Frozen):
         return self.scale * (self.B @ self.A).view(self.weight.shape)
 
 
-class SideConv(_Frozen):
+class SideConv(_Lora):
     """peft's LoRA on a conv: a conv of r channels with the layer's geometry, then a 1x1 conv."""
 
-    def axes(self) -> dict[str, tuple[int, set[int]]]:
-        """Tensor -> its rank axis and its width axes."""
-        return {"A": (0, {1}), "B": (1, {0})} if self.geo.groups == 1 else {"B": (1, {0})}
+    stored = "floorplan.reparam.SideConv"
+    pillar = "convolution"
+    merges_a_step = 0
+
+    def axes(self) -> dict[str, str]:
+        """The rank, and the widths on either side of it; g*r of a grouped A is a width like another."""
+        return {"A": "rC", "B": "Cr"} if self.geo.groups == 1 else {"B": "Cr"}
 
     @staticmethod
     def shapes(w: list[int], r: int, g: int) -> tuple[list[int], list[int]]:
@@ -111,12 +116,13 @@ class SideConv(_Frozen):
         down, up = self.A.reshape(g, r, -1), self.B.reshape(g, w.shape[0] // g, r)
         return self.scale * torch.bmm(up, down).view(w.shape)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, I, *spatial) -> (B, O, *spatial')."""
-        if x.dim() == len(self.geo.kernel) + 1:
-            return self.forward(x[None])[0]
-        x, g, n = pad(x, self.geo), self.geo.groups, len(self.geo.kernel)
-        one, none = [1] * n, [0] * n
+    def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs:
+        """Both factors beside the conv."""
+        beside = (self.A.numel() + self.B.numel()) * math.prod(y[2:])
+        return Macs(self.weight.numel() * math.prod(y[2:]), beside, beside)
+
+    def run(self, x: Tensor) -> Tensor:
+        """The frozen conv and the two of the branch."""
+        x, g = pad(x, self.geo), self.geo.groups
         y = conv(x, self.weight, self.bias, self.geo, g)
-        z = conv(x, self.A, None, self.geo, g)
-        return y + self.scale * torch.convolution(z, self.B, None, one, none, one, False, none, g)
+        return y + self.scale * conv1x1(conv(x, self.A, None, self.geo, g), self.B, g)

@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from floorplan.cost_models import levels as fit_levels
 from floorplan.cost_models.levels import Floats
 from floorplan.layers.bits import CPU_SEGMENT, SEGMENT, _flat, _format, _pack_torch, _unpack_torch, layout_of
+from floorplan.layers.layer import Layer
 from floorplan.layers.smooth import DERIVATIVES, options_of
 
 FITS = ("normal", "minimax")
@@ -132,8 +133,12 @@ def _(g: Tensor, packed: Tensor, levels: list[float], bits: int, layout: int) ->
     return torch.empty_like(g, memory_format=_format(g, layout))
 
 
-class LossyActivation(nn.Module):
+class LossyActivation(Layer):
     """LOSSY: nn.`name`, exact forward, whose gradient is g times one of 2**bits levels. Any shape."""
+
+    stored = "floorplan.lossy.LossyActivation"
+    pillar = "activation"
+    lossy = True
 
     def __init__(self, name: str, bits: int, options: dict[str, Any] | None = None, fit: str = "normal") -> None:
         super().__init__()
@@ -156,6 +161,15 @@ class LossyActivation(nn.Module):
     def config(self) -> dict[str, Any]:
         """Constructor arguments as plain data."""
         return {"name": self.name, "bits": self.bits, "options": dict(self.options), "fit": self.fit}
+
+    def plain_form(self) -> nn.Module:
+        """torch's own."""
+        return self.act  # type: ignore[no-any-return]
+
+    @property
+    def packed_bits(self) -> float:
+        """Bits of a level's number."""
+        return float(self.stored_bits)
 
     def table(self, dtype: torch.dtype) -> Table:
         """Edges and levels for inputs of this dtype."""

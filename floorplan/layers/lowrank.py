@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from floorplan.layers.bits import layout_of
-from floorplan.layers.geometry import Geometry, conv_input_grad, conv_weight_grad, pad, padded_size, unpad
+from floorplan.layers.geometry import Geometry, conv1x1, conv_input_grad, conv_weight_grad, pad, padded_size, unpad
 
 
 def scaled(t: Tensor, scale: Tensor | None, geo: Geometry) -> Tensor:
@@ -47,10 +47,7 @@ def project(x: Tensor, p: Tensor, geo: Geometry) -> Tensor:
         # A conv with so few output channels would spend its time on laying x out anew.
         q = torch.bmm(p.expand(x.shape[0], -1, -1), x.flatten(2))
         return q.view(x.shape[0], p.shape[1], *x.shape[2:])
-    x = sampled(x, geo)
-    n = len(geo.kernel)
-    p = p.flatten(0, 1).reshape(-1, p.shape[2], *[1] * n)
-    return torch.convolution(x, p, None, [1] * n, [0] * n, [1] * n, False, [0] * n, geo.groups)
+    return conv1x1(sampled(x, geo), p.flatten(0, 1), geo.groups)
 
 
 def sampled(x: Tensor, geo: Geometry) -> Tensor:

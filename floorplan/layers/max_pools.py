@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from floorplan.layers.average_pools import ShapeAdaptiveAvgPool, ShapeAvgPool, dims_of, each_dim, one_high
 from floorplan.layers.bits import layout_of
+from floorplan.layers.layer import Layer
 from floorplan.layers.windows import max_pool, max_pool_backward
 
 MAX_POOLS: tuple[type[nn.Module], ...] = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
@@ -70,8 +71,11 @@ def fewest_bits(positions: int) -> int:
     return next(b for b in (1, 2, 4, 8) if positions <= 1 << b)
 
 
-class PackedMaxPool(nn.Module):
+class PackedMaxPool(Layer):
     """Max pooling of (B, C, *spatial) or (C, *spatial) that keeps packed window offsets."""
+
+    stored = "floorplan.compact_pools.PackedMaxPool"
+    pillar = "pooling"
 
     def __init__(
         self, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], ceil_mode: bool = False
@@ -94,6 +98,17 @@ class PackedMaxPool(nn.Module):
         """Constructor arguments as plain data."""
         names = ("kernel", "stride", "padding", "dilation", "ceil_mode")
         return {n: getattr(self, n) for n in names}
+
+    @property
+    def packed_bits(self) -> float:
+        """Bits of an offset."""
+        return float(fewest_bits(math.prod(self.kernel)))
+
+    def plain_form(self) -> nn.Module:
+        """torch's own."""
+        window = (tuple(t) for t in (self.kernel, self.stride, self.padding, self.dilation))
+        kind: Any = MAX_POOLS[self.dims - 1]
+        return kind(*window, False, self.ceil_mode)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         """Kernel and stride."""

@@ -8,17 +8,29 @@ MemFLoRA eq. 4-9. `FusedConv` computes the same with one conv and keeps less; th
 compared with, and for the paper's tables.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.activations import gate_of
-from floorplan.layers.adapter import Adapter
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
-from floorplan.layers.fused import ACTIVATIONS, activation_options
-from floorplan.layers.geometry import Geometry, conv, conv_input_grad, conv_weight_grad, pad, padded_size, unpad
+from floorplan.layers.fused import ACTIVATIONS, activation_options, outofplace
+from floorplan.layers.geometry import (
+    Geometry,
+    conv,
+    conv1x1,
+    conv_input_grad,
+    conv_weight_grad,
+    pad,
+    padded_size,
+    unpad,
+)
+from floorplan.layers.layer import Adapter, PlainConv, PlainNorm
 
 
 def per_channel(t: Tensor, dims: int) -> Tensor:
@@ -33,6 +45,7 @@ class PaperSite(Adapter):
     standalone BatchNorm. x: (B, I, *spatial).
     """
 
+    stored = "floorplan.paper_site.PaperSite"
     weight: Tensor | None
     bias: Tensor | None
     gamma: Tensor
@@ -53,7 +66,7 @@ class PaperSite(Adapter):
         act: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.channels, self.rank, self.eps, self.plain = channels, rank, eps, False
+        self.channels, self.rank, self.eps = channels, rank, eps
         self.geo = Geometry.of(geometry) if geometry is not None else None
         self.register_buffer("weight", None if weight is None else torch.zeros(weight))
         self.register_buffer("bias", torch.zeros(channels) if bias else None)
@@ -82,9 +95,37 @@ class PaperSite(Adapter):
             "act": act and {"name": type(act).__name__, "options": activation_options(act)},
         }
 
-    def axes(self) -> dict[str, tuple[int, set[int]]]:
-        """Tensor -> its rank axis and its width axes."""
-        return {"P": (0, {1}), "U": (1, {0})}
+    def axes(self) -> dict[str, str]:
+        """The rank, and the widths on either side of it."""
+        return {"P": "rC", "U": "Cr"}
+
+    def source_delta(self) -> Tensor:
+        """U o P: the BatchNorm is not folded into the weight here."""
+        return torch.einsum("or...,ri->oi...", self.U, self.P.flatten(1))
+
+    def plain_form(self) -> PlainConv | PlainNorm | None:
+        """One conv with the BatchNorm folded in, or the BatchNorm alone; and the activation."""
+        act = None if self.act is None else outofplace(self.act)
+        if self.weight is None or self.geo is None:
+            return PlainNorm(self.mean, self.var, self.gamma, self.beta, self.eps, act)
+        a = self.gamma / torch.sqrt(self.var + self.eps)
+        w = (self.weight + self.source_delta()).detach() if self.rank else self.weight
+        b = self.beta + a * ((0 if self.bias is None else self.bias) - self.mean)
+        return PlainConv(self.geo, a.reshape(-1, *[1] * (w.dim() - 1)) * w, b, act)
+
+    def bottleneck(self, x: Tensor) -> Tensor | None:
+        """q = conv1x1(x, P)."""
+        return _times(self.P.flatten(1), x) if self.rank else None
+
+    def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs | None:
+        """The conv and, beside it, both factors."""
+        if self.weight is None:
+            return None
+        base = self.weight.numel() * math.prod(y[2:])
+        if not self.rank:
+            return Macs(base)
+        up = self.U.numel() * math.prod(y[2:])
+        return Macs(base, self.P.numel() * math.prod(x[2:]) + up, up)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, *spatial) -> (B, O, *spatial')."""
@@ -100,14 +141,9 @@ class PaperSite(Adapter):
         if self.weight is not None and self.geo is not None:
             z = conv(pad(x, self.geo), self.weight, self.bias, self.geo, self.geo.groups)
             if up is not None and down is not None:
-                z = z + conv(pad(_project(x, down), self.geo), up, None, self.geo, 1)
+                z = z + conv(pad(conv1x1(x, down), self.geo), up, None, self.geo, 1)
         z = z * per_channel(a, z.dim()) + per_channel(b, z.dim())
         return z if self.act is None else self.act(z)
-
-
-def _project(x: Tensor, p: Tensor) -> Tensor:
-    n = x.dim() - 2
-    return torch.convolution(x, p, None, [1] * n, [0] * n, [1] * n, False, [0] * n, 1)
 
 
 def _times(m: Tensor, x: Tensor) -> Tensor:

@@ -5,9 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from floorplan.layers.layer import Layer, PlainCall, PlainNorm
 
-class Clamp(nn.Module):
+
+class Clamp(Layer):
     """min(max(x, low), high); unlike Hardtanh its gradient passes at the bounds too."""
+
+    stored = "floorplan.canonical.Clamp"
+    pillar = "activation"
 
     def __init__(self, low: float | None = None, high: float | None = None) -> None:
         super().__init__()
@@ -21,13 +26,20 @@ class Clamp(nn.Module):
         """Constructor arguments."""
         return {"low": self.low, "high": self.high}
 
+    def plain_form(self) -> PlainCall:
+        """torch.clamp."""
+        return PlainCall(torch.clamp, (self.low, self.high))
+
     def extra_repr(self) -> str:
         """The bounds."""
         return f"{self.low}, {self.high}"
 
 
-class AnyBatchNorm(nn.BatchNorm2d):
+class AnyBatchNorm(nn.BatchNorm2d, Layer):
     """A BatchNorm of any number of dimensions; a fixed one ignores train()."""
+
+    stored = "floorplan.canonical.AnyBatchNorm"
+    pillar = "normalization"
 
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True, fixed: bool = False
@@ -49,14 +61,18 @@ class AnyBatchNorm(nn.BatchNorm2d):
         names = ("num_features", "eps", "momentum", "affine", "fixed")
         return {n: getattr(self, n) for n in names}
 
+    def plain_form(self) -> PlainNorm | None:
+        """F.batch_norm of a fixed one."""
+        if not self.fixed or self.running_mean is None or self.running_var is None:
+            return None
+        return PlainNorm(self.running_mean, self.running_var, self.weight, self.bias, self.eps)
 
-class TrainingFlag(nn.Module):
+
+class TrainingFlag(Layer):
     """Gives the graph the training flag of the module it stands in."""
+
+    stored = "floorplan.trace.TrainingFlag"
 
     def forward(self) -> bool:
         """Whether the module is in training mode."""
         return self.training
-
-    def config(self) -> dict[str, Any]:
-        """No options."""
-        return {}

@@ -14,9 +14,10 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from floorplan.errors import FloorplanError
+from floorplan.layers.layer import Layer
 from floorplan.layers.targets import ATTRIBUTES, function_named, methods
 from floorplan.torch_doors import saved_hooks, tree_map, version_of
 from floorplan.trees import storage_key, tensors_in
@@ -132,19 +133,24 @@ def _slots(into: list[_Slot]) -> Iterator[None]:
         yield
 
 
-class Keep(nn.Module):
+_UNMERGEABLE = "belongs to a rematerialised graph; merge before `remat`"
+
+
+class Keep(Layer):
     """Keep a tensor for the promises that need it; None where nothing is differentiated."""
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {}
+    stored = "floorplan.remat_region.Keep"
+
+    def unmergeable(self) -> str:
+        """The graph around it calls adapters by other means than a call of theirs."""
+        return _UNMERGEABLE
 
     def forward(self, t: Tensor) -> Kept | None:
         """t: any tensor."""
         return Kept(t) if torch.is_grad_enabled() else None
 
 
-class _Calling(nn.Module):
+class _Calling(Layer):
     """Calls a function, a tensor's method, or a module that it is given as the first argument."""
 
     def __init__(self, kind: str, target: str) -> None:
@@ -159,6 +165,10 @@ class _Calling(nn.Module):
     def config(self) -> dict[str, Any]:
         """Constructor arguments as plain data."""
         return {"kind": self.kind, "target": self.target}
+
+    def unmergeable(self) -> str:
+        """As of Keep."""
+        return _UNMERGEABLE
 
     def extra_repr(self) -> str:
         """What it calls."""
@@ -178,6 +188,8 @@ class _Calling(nn.Module):
 class Promise(_Calling):
     """Make the promise of a call's result."""
 
+    stored = "floorplan.remat_region.Promise"
+
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Promised | None:
         """args, kwargs: of the call, with kept values and promises in the place of tensors."""
         return Promised(self.call, tuple(args), dict(kwargs)) if torch.is_grad_enabled() else None
@@ -185,6 +197,8 @@ class Promise(_Calling):
 
 class Forgetful(_Calling):
     """Run a call whose backward reads promises in the place of tensors that are not kept."""
+
+    stored = "floorplan.remat_region.Forgetful"
 
     def forward(
         self,

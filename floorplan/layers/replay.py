@@ -19,16 +19,26 @@ import torch
 from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
-from floorplan.layers.fused import FusedConv
+from floorplan.layers.adapter import adapters
 from floorplan.layers.lowrank import project_grad
 from floorplan.torch_doors import BatchNormNd, NormBase
 from floorplan.trees import tensors_in
 
 
+def replayed(model: nn.Module) -> list[Any]:
+    """Every adapter whose P a replay trains."""
+    return [m for _, m in adapters(model) if m.replays]
+
+
+def projections(model: nn.Module) -> list[Tensor]:
+    """Their P, each once."""
+    return list({id(m.P): m.P for m in replayed(model)}.values())
+
+
 @contextmanager
 def capturing(model: nn.Module, on: bool = True) -> Iterator[None]:
     """Let every adapted site keep dL/dq in its backward."""
-    sites = [m for m in model.modules() if isinstance(m, FusedConv) and m.rank]
+    sites = replayed(model)
     for m in sites:
         m.captures, m.gq = on, None
     try:
@@ -43,7 +53,7 @@ class Replay:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.sites = [m for m in model.modules() if isinstance(m, FusedConv) and m.rank]
+        self.sites = replayed(model)
         if not self.sites:
             raise FloorplanError("memflora-sg: the model has no MemFLoRA site; rewrite it first")
         self._random: Tensor | None = None
@@ -52,7 +62,7 @@ class Replay:
 
     def projections(self) -> list[Tensor]:
         """Every P once, for an optimizer of its own."""
-        return list({id(p): p for m in self.sites if (p := m.P) is not None}.values())
+        return projections(self.model)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -82,8 +92,7 @@ class Replay:
             m.gq = None
 
     def _part(self, inputs: tuple[Any, ...], start: int, stop: int, size: int) -> None:
-        def enter(m: nn.Module, args: tuple[Any, ...]) -> None:
-            assert isinstance(m, FusedConv) and m.P is not None
+        def enter(m: Any, args: tuple[Any, ...]) -> None:
             if m.gq is None:  # no gradient reached this site
                 return
             gp = project_grad(args[0], m.gq[start:stop], m.P, m.geo)

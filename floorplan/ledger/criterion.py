@@ -13,7 +13,6 @@ import sympy
 import torch
 from torch import fx
 
-from floorplan.layers.lossy import LossyActivation
 from floorplan.ledger import pillars
 from floorplan.ledger.fakes import Fakes
 from floorplan.ledger.names import Namer
@@ -85,7 +84,7 @@ def _entry(s: Saved, gm: fx.GraphModule, namer: Namer, opaque: Mapping[str, str]
     packed = is_packed(s)
     if (plain := namer.product(size, shape, s.dtype.itemsize)) is not None:
         size = plain
-    pillar = pillars.pillar_of(s, packed)
+    pillar = pillars.pillar_of(s, gm, packed)
     verdict, reason = _judge(s, gm, namer, size, shape, opaque)
     return Entry(
         node=s.node,
@@ -118,7 +117,7 @@ def _judge(
     varying = [x for x in free if namer.is_batch(x) or namer.is_position(x)]
     widths = sorted(x.name for x in free if namer.is_width(x))
     where = "hidden from save_for_backward, found by the census; " if s.hidden else ""
-    if is_packed(s) and s.op == LossyActivation.__name__:
+    if is_packed(s) and pillars.is_lossy(s, gm):
         return "floor", f"LOSSY: {pillars.packed_bits(s, gm):g} bits an element of an approximate derivative"
     if is_packed(s):
         return "floor", "packed to at most 8 bits an element"

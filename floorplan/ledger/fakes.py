@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from floorplan.graph.copies import clone_structure, own_tensors
-from floorplan.layers.adapter import Adapter, adapters
+from floorplan.layers.adapter import adapters
 from floorplan.ledger.kernels import quiet_fakes
 from floorplan.torch_doors import ConstantSource, ConvNd, FakeTensorMode, buffers_of, parameters_of, tree_map
 
@@ -109,8 +109,8 @@ class _Symbolic:
         self.names: dict[sympy.Symbol, sympy.Symbol] = {}
         self.values: dict[str, int] = {}
         self.layers: dict[str, str] = {}
-        inner = [m for _, a in adapters(gm) for c in a.children() for m in c.modules()]
-        self.ranked = {id(t) for m in inner for t in own_tensors(m) if t.dim()}  # a BatchNorm of q
+        named = ((a.get_submodule(n.rpartition(".")[0]), n, of) for _, a in adapters(gm) for n, of in a.axes().items())
+        self.axes = {id(getattr(m, n.rpartition(".")[2])): of for m, n, of in named}
         self.rank_hint = _primes_from(11, self.used)
         self.batch_hint = _primes_from(11 if batch < 16 else 23, self.used)
 
@@ -131,17 +131,11 @@ class _Symbolic:
         )
 
     def state(self, name: str, t: Tensor, m: nn.Module) -> Tensor:
-        shape, widths, rank = list(t.shape), {0, 1}, None
-        axes = m.axes() if isinstance(m, Adapter) and m.rank else {}
-        if id(t) in self.ranked:
-            axes = {name.rpartition(".")[2]: (0, set())}
-        if (key := name.rpartition(".")[2]) in axes:
-            rank, widths = axes[key]
-            shape[rank] = self.rank_hint
-        dims = [DUCK if i in widths or i == rank else STATIC for i in range(t.dim())]
-        fake = self.fake(name, shape, t, dims)
-        for i, n in enumerate(t.shape):
-            self._name(fake.shape[i], "r" if i == rank else "C", n, name)
+        axes = self.axes.get(id(t), "CC").ljust(t.dim(), ".")
+        shape = [self.rank_hint if a == "r" else n for a, n in zip(axes, t.shape, strict=False)]
+        fake = self.fake(name, shape, t, [STATIC if a == "." else DUCK for a in axes[: t.dim()]])
+        for size, a, n in zip(fake.shape, axes, t.shape, strict=False):
+            self._name(size, a, n, name)
         return fake
 
     def input(self, name: str, t: Any) -> Any:

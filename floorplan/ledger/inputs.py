@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError
-from floorplan.layers.fused import FusedConv
+from floorplan.layers.layer import Adapter
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.run import wants_values
 from floorplan.torch_doors import ConvNd, tree_map
@@ -61,8 +61,8 @@ def _candidates(model: nn.Module) -> Iterator[tuple[tuple[int, ...], str]]:
 
 
 def _spatial(m: Any) -> int:
-    if isinstance(m, FusedConv):
-        return len(m.geo.kernel)
+    if isinstance(m, Adapter):
+        return len(m.geo.kernel) if m.geo is not None and m.in_channels else 0
     if isinstance(m, ConvNd) and not isinstance(m.weight, nn.UninitializedParameter):
         return m.weight.dim() - 2
     return 0

@@ -13,96 +13,49 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from floorplan.cost_models.paper_macs import Layer
+from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.adapter import adapters
-from floorplan.layers.branch import RankBranch
-from floorplan.layers.factor import FactorConv
-from floorplan.layers.fused import FusedConv
 from floorplan.layers.geometry import CONVS, TRANSPOSED
-from floorplan.layers.lite import FrozenConv, LiteResidual
-from floorplan.layers.lora import LoraC, LoraCOfficial, SideConv
-from floorplan.layers.paper import PaperSite
+from floorplan.layers.layer import Layer
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.run import Step, Watch, run
 from floorplan.ledger.storage import StorageTracker
 from floorplan.trees import tensors_in
 
-MERGES = {LoraC: 3, LoraCOfficial: 3, FusedConv: 2}  # times a step: forward, input and weight grads
 
-
-def layers_of(gm: nn.Module, inputs: Sequence[Any]) -> list[Layer]:
-    """One Layer for every call of a layer that multiplies, a sample's worth each."""
+def layers_of(gm: nn.Module, inputs: Sequence[Any]) -> list[Macs]:
+    """One Macs for every call of a layer that multiplies, a sample's worth each."""
     fakes, found = concrete_fakes(gm, inputs), []
     batch = next(t.shape[0] for t in tensors_in(tuple(inputs)))
 
     def look(m: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-        layer = _layer(m, args[0].shape, next(tensors_in(out)).shape, batch)
-        if layer is not None:
-            found.append(layer)
+        x, y = next(tensors_in(args), None), next(tensors_in(out), None)
+        if x is not None and y is not None and (macs := _macs(m, x.shape, y.shape, batch)) is not None:
+            found.append(macs)
 
-    for m in fakes.gm.modules():
+    inside = {c for m in fakes.gm.modules() if isinstance(m, Layer) for c in m.modules() if c is not m}
+    for m in {*fakes.gm.modules()} - inside:
         m.register_forward_hook(look)
     fakes.forward()
     return found
 
 
-def _layer(m: nn.Module, x: Sequence[int], y: Sequence[int], batch: int) -> Layer | None:
+def _macs(m: nn.Module, x: Sequence[int], y: Sequence[int], batch: int) -> Macs | None:
     """What one call of a layer multiplies, a sample; None for layers that do not."""
-    points, inputs = math.prod(y[2:]), math.prod(x[2:])
+    if isinstance(m, Layer):
+        return m.macs(x, y)
     if isinstance(m, nn.Linear):
         n = m.weight.numel() * math.prod(y[:-1]) // batch
-        return Layer(n, trained=n if m.weight.requires_grad else 0)
-    if isinstance(m, CONVS + TRANSPOSED):
-        n = m.weight.numel() * (inputs if isinstance(m, TRANSPOSED) else points)
-        return Layer(n, trained=n if m.weight.requires_grad else 0)
-    if isinstance(m, FrozenConv):
-        return Layer(m.weight.numel() * points)
-    if isinstance(m, LiteResidual):
-        pooled = math.prod(-(-n // 2) for n in x[2:])
-        beside = (m.wide.numel() + m.point.numel()) * pooled
-        return Layer(0, beside, beside)
-    if isinstance(m, PaperSite):
-        return _paper(m, points, inputs)
-    if isinstance(m, FusedConv):
-        return _fused(m, points, inputs)
-    if isinstance(m, FactorConv):
-        up = m.U.numel() * points  # counted beside the conv, as published; the op itself merges
-        return Layer(m.weight.numel() * points, m.D.numel() * points + up, up)
-    if isinstance(m, LoraC | LoraCOfficial):
-        n = m.weight.numel() * points
-        return Layer(n, 0, n, m.rank * m.weight.numel())
-    if isinstance(m, SideConv):
-        beside = (m.A.numel() + m.B.numel()) * points
-        return Layer(m.weight.numel() * points, beside, beside)
-    if isinstance(m, RankBranch):
-        down = points if m.kernel == "down" else inputs
-        return Layer(0, m.P.numel() * down + m.U.numel() * points, m.U.numel() * points)
-    return None
-
-
-def _paper(m: PaperSite, points: int, inputs: int) -> Layer | None:
-    if m.weight is None:
+    elif isinstance(m, CONVS + TRANSPOSED):
+        n = m.weight.numel() * math.prod((x if isinstance(m, TRANSPOSED) else y)[2:])
+    else:
         return None
-    base = m.weight.numel() * points
-    if not m.rank:
-        return Layer(base)
-    up = m.U.numel() * points
-    return Layer(base, m.P.numel() * inputs + up, up)
-
-
-def _fused(m: FusedConv, points: int, inputs: int) -> Layer:
-    base = m.weight.numel() * (inputs if m.geo.transposed else points)
-    if m.U is None or m.P is None:
-        return Layer(base)
-    kept = points if m.geo.sampled else inputs
-    up = m.U.numel() * (inputs if m.geo.transposed else points)
-    # Only the projection runs beside the conv; its adjoint is part of the merged weight's.
-    return Layer(base, m.P.numel() * kept, up - m.P.numel() * kept, m.rank * m.weight.numel())
+    return Macs(n, trained=n if m.weight.requires_grad else 0)
 
 
 def merges_of(gm: nn.Module) -> int:
     """How often a step multiplies out each adapter, by the paper's convention."""
-    return max((MERGES.get(type(m), 0) for _, m in adapters(gm)), default=0)
+    return max((m.merges_a_step for _, m in adapters(gm)), default=0)
 
 
 def _conv_backward(g: Sequence[int], x: Sequence[int], w: Sequence[int], *rest: Any, out_shape: Any = None) -> int:

@@ -1,14 +1,8 @@
 """Why a tensor is kept, and what would remove it: tables keyed by the kind of node."""
 
-import math
-
 from torch import fx, nn
 
-from floorplan.layers.adapter import Adapter
-from floorplan.layers.fused import ChannelAffine
-from floorplan.layers.geometry import Geometry
-from floorplan.layers.lossy import LossyActivation
-from floorplan.layers.max_pools import PackedMaxPool, fewest_bits
+from floorplan.layers.layer import Adapter, Layer
 from floorplan.ledger.recorder import Saved
 
 PILLARS = ("activation", "normalization", "convolution", "pooling", "adapter", "gate", "other")
@@ -49,17 +43,17 @@ WHY = {
 }
 
 
-_ADAPTERS = ("FusedConv", "FactorConv", "PaperSite", "RankBranch")  # what they keep, they keep of rank r
+def layer_of(s: Saved, gm: nn.Module | None) -> nn.Module | None:
+    """The layer that saved s, None if a function did."""
+    return gm.get_submodule(s.module) if gm is not None and s.module else None
 
 
-def pillar_of(s: Saved, packed: bool) -> str:
-    """The pillar of one saved tensor."""
+def pillar_of(s: Saved, gm: nn.Module | None, packed: bool) -> str:
+    """The pillar of one saved tensor: what a layer of ours says, by its name for all others."""
     if packed:
         return "gate"
-    if s.op in _ADAPTERS:
-        return "adapter"
-    if s.op == ChannelAffine.__name__:
-        return "normalization"
+    if isinstance(layer := layer_of(s, gm), Layer):
+        return layer.pillar
     name = s.op.lower()
     for pillar, words in _KINDS:
         if any(w in name for w in words):
@@ -69,17 +63,20 @@ def pillar_of(s: Saved, packed: bool) -> str:
 
 def site_groups(s: Saved, gm: fx.GraphModule) -> int | None:
     """Groups of the adapter that saved s, None if it was saved elsewhere."""
-    site = gm.get_submodule(s.module) if s.module else None
-    geo = vars(site).get("geo") if isinstance(site, Adapter) and site.rank else None
-    return geo.groups if isinstance(geo, Geometry) else None
+    site = layer_of(s, gm)
+    return site.geo.groups if isinstance(site, Adapter) and site.rank and site.geo is not None else None
 
 
 def packed_bits(s: Saved, gm: fx.GraphModule) -> float:
     """Bits an element: one of a gate or a dropout decision, more of a max-pool's offset or a lossy derivative."""
-    layer = gm.get_submodule(s.module) if s.module else None
-    if isinstance(layer, LossyActivation):
-        return float(layer.stored_bits)
-    return float(fewest_bits(math.prod(layer.kernel))) if isinstance(layer, PackedMaxPool) else 1.0
+    layer = layer_of(s, gm)
+    return layer.packed_bits if isinstance(layer, Layer) else 1.0
+
+
+def is_lossy(s: Saved, gm: fx.GraphModule) -> bool:
+    """Whether it stands for an approximate derivative."""
+    layer = layer_of(s, gm)
+    return isinstance(layer, Layer) and layer.lossy
 
 
 _FIX = {
@@ -96,8 +93,6 @@ _FIX = {
 
 def fix_for(s: Saved, gm: fx.GraphModule) -> str:
     """What would remove one guilty tensor."""
-    if s.module:
-        m = gm.get_submodule(s.module)
-        if isinstance(m, nn.Linear):
-            return "freeze the layer, as `floorplan rewrite` does without --train-head: a frozen linear keeps nothing"
-    return _FIX[pillar_of(s, False)]
+    if isinstance(layer_of(s, gm), nn.Linear):
+        return "freeze the layer, as `floorplan rewrite` does without --train-head: a frozen linear keeps nothing"
+    return _FIX[pillar_of(s, gm, False)]

@@ -19,8 +19,7 @@ from torch import Tensor, fx, nn
 
 from floorplan.errors import ReadsValues, TraceError
 from floorplan.graph.untouched import undisturbed
-from floorplan.layers.fused import FusedConv
-from floorplan.layers.replay import Replay, capturing
+from floorplan.layers.replay import Replay, capturing, replayed
 from floorplan.ledger.fakes import Fakes, concrete_fakes
 from floorplan.ledger.kernels import quiet_fakes, symbolic_kernels
 from floorplan.ledger.losses import Loss
@@ -148,7 +147,7 @@ def _autograd(step: Step, watch: Watch, model: nn.Module, given: tuple[Any, ...]
         _differentiate(total)
     del total
     if step.replays and step.backward:
-        saved |= _lives_of([m.gq for m in model.modules() if isinstance(m, FusedConv) and m.gq is not None], tracker)
+        saved |= _lives_of([m.gq for m in replayed(model) if m.gq is not None], tracker)
         _replay(model, inputs, tracker)
     apart = _lives_of(step.after(model, tracker) if step.after is not None else (), tracker)
     kept = frozenset(saved)

@@ -6,15 +6,13 @@ every saved tensor once for each op that saved it, as the paper's Table 3 counts
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
 from floorplan.cost_models import memory
 from floorplan.layers.adapter import adapters
-from floorplan.layers.fused import FusedConv
-from floorplan.layers.lowrank import project
-from floorplan.layers.paper import PaperSite
+from floorplan.layers.layer import Adapter
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.figures import figures
 from floorplan.ledger.run import Run, Step, Watch, run
@@ -50,16 +48,11 @@ def replay_sites(gm: nn.Module, inputs: Sequence[Any]) -> list[memory.ReplaySite
     fakes, found = concrete_fakes(gm, inputs), []
 
     def enter(m: nn.Module, args: tuple[Any, ...]) -> None:
-        x, p = args[0], cast(Any, m).P
-        kept = x.numel() // x.shape[1] * cast(Any, m).rank * x.element_size()
-        if isinstance(m, FusedConv):
-            kept *= m.geo.groups
-            kept = kept // x[0, 0].numel() * project(x[:1], m.P, m.geo)[0, 0].numel()  # type: ignore[arg-type]
-        found.append(memory.ReplaySite(kept, bytes_of_tensors([p]), x.numel() * x.element_size()))
+        if isinstance(m, Adapter) and (q := m.bottleneck(args[0])) is not None:
+            found.append(memory.ReplaySite(*(bytes_of_tensors([t]) for t in (q, m.get_buffer("P"), args[0]))))
 
     for _, m in adapters(fakes.gm):
-        if isinstance(m, FusedConv | PaperSite):
-            m.register_forward_pre_hook(enter)
+        m.register_forward_pre_hook(enter)
     fakes.forward()
     return found
 

@@ -1,11 +1,14 @@
 """The adaptation methods by name: which passes make one, how its BatchNorms run, whether it merges.
 
 A method is a pipeline of passes over the traced source; nothing else sets it apart. Formulas and
-sources stand in the files that hold the layers (fused, paper_site, factor, reparam, lite, branch).
+sources stand in the files that hold the layers (fused, paper, factor, lora, lite, branch). Methods from outside
+come by `register`, or by an entry point of the group `floorplan.methods` that names a Method.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +23,7 @@ from floorplan.passes.insert_memflora import memflora
 from floorplan.passes.insert_paper import paper
 from floorplan.passes.insert_tinytl import tinytl
 from floorplan.passes.set_trainable import trainable
+from floorplan.text import describe
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,43 @@ _ALL = (
 METHODS: dict[str, Method] = {m.name: m for m in _ALL}
 
 
+_REGISTERED: dict[str, Method] = {}
+
+
+def register(m: Method) -> Method:
+    """Make a method from outside known by its name; FloorplanError if another one has it."""
+    if not isinstance(m, Method):
+        raise FloorplanError(f"register: a {type(m).__name__} is no method; give a floorplan.Method")
+    if (METHODS | _REGISTERED).get(m.name, m) != m:
+        raise FloorplanError(f"method {m.name}: another method has that name; give this one another")
+    _REGISTERED[m.name] = m
+    return m
+
+
+@cache
+def _outside() -> EntryPoints:
+    return entry_points(group="floorplan.methods")
+
+
+def _loaded(point: EntryPoint) -> Method:
+    """The method of an entry point; FloorplanError if it gives none of its name."""
+    where = f"method {point.name}: entry point {point.value}"
+    try:
+        found = point.load()
+    except Exception as e:  # whatever the import of another's package raises
+        raise FloorplanError(f"{where} cannot be loaded ({describe(e, 120)}); repair or remove that package") from e
+    if not isinstance(found, Method) or found.name != point.name:
+        what = f"the method {found.name}" if isinstance(found, Method) else f"a {type(found).__name__}"
+        raise FloorplanError(f"{where} is {what}; it must be a floorplan.Method of the entry point's name")
+    return found
+
+
 def method(name: str) -> Method:
     """The method of that name; FloorplanError lists them all."""
-    if name not in METHODS:
-        raise FloorplanError(f"method {name}: not known; use {', '.join(METHODS)}")
-    return METHODS[name]
+    for point in _outside().select(name=name):
+        register(_loaded(point))
+    known = METHODS | _REGISTERED
+    if name not in known:
+        names = dict.fromkeys([*known, *_outside().names])
+        raise FloorplanError(f"method {name}: not known; use {', '.join(names)}")
+    return known[name]

@@ -11,30 +11,20 @@ import copy
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.graph.edit import calls_of, free_path, set_module
-from floorplan.layers.adapter import Adapter, adapters
-from floorplan.layers.branch import RankBranch
+from floorplan.layers.adapter import adapters
 from floorplan.layers.geometry import Geometry
-from floorplan.layers.plain import Clamp
+from floorplan.layers.layer import Adapter, Layer, PlainCall, PlainConv, PlainNorm
 from floorplan.ledger.differ import relative_error
 from floorplan.methods.merge_branch import absorb_branches
-from floorplan.methods.plain import (
-    explicit_padding,
-    fixed_norm,
-    is_site,
-    mergeable,
-    merged_parameters,
-    plain_activation,
-    plain_conv,
-    plain_twin,
-)
+from floorplan.methods.plain import explicit_padding, like, plain_conv, plain_form
 from floorplan.methods.verify import FLOAT64, double_copy, runs_in_double, to_double
 from floorplan.torch_doors import buffers_of, tensors_of
 from floorplan.trees import tensors_in
@@ -54,16 +44,16 @@ def merge(module: fx.GraphModule) -> fx.GraphModule:
     known = _Known()
     for path in dict.fromkeys(str(n.target) for n in gm.graph.nodes if n.op == "call_module"):
         layer = gm.get_submodule(path)
-        if is_site(layer):
-            _to_conv(gm, path, layer, known)
-        elif fixed_norm(layer) is not None:
-            _to_norm(gm, path, layer)
-        elif type(layer) is Clamp:
+        form = plain_form(layer)
+        if isinstance(form, PlainConv):
+            _to_conv(gm, path, layer, form, known)
+        elif isinstance(form, PlainNorm):
+            _to_norm(gm, path, layer, form)
+        elif isinstance(form, PlainCall):
             for node in calls_of(gm, path):
-                node.op, node.target = "call_function", torch.clamp
-                node.args = (*node.args, layer.low, layer.high)
-        elif (twin := plain_twin(layer)) is not None:
-            set_module(gm, path, twin)
+                node.op, node.target, node.args = "call_function", form.function, (*node.args, *form.args)
+        elif form is not None:
+            set_module(gm, path, form)
     gm.delete_all_unused_submodules()
     gm.graph.lint()
     gm.recompile()
@@ -81,15 +71,11 @@ def refuse_unmergeable(module: nn.Module) -> None:
         raise FloorplanError(f"merge: {kind} is no adapted graph; give rewrite(...).module or load(...)")
     method = module.meta.get("floorplan", {}).get("method")
     name = f"method {method}" if method else "the model"
-    found = [(path, m) for path, m in module.named_modules() if isinstance(m, Adapter)]
-    for path, m in sorted(found, key=lambda pair: pair[1].rank == 0):
-        if not mergeable(m):
-            raise FloorplanError(
-                f"merge: {name}: {path} is a {type(m).__name__}, which has no place in a plain"
-                " layer's weight; keep the adapted model as it is"
-            )
-        if isinstance(m, RankBranch) and m.norm is not None:
-            raise FloorplanError(f"merge: {name}: {path}: its BatchNorm of q does not merge; keep the model as it is")
+    found = [(path, m) for path, m in module.named_modules() if isinstance(m, Layer)]
+    for path, m in sorted(found, key=lambda pair: not isinstance(pair[1], Adapter) or pair[1].rank == 0):
+        if why := m.unmergeable():
+            kind = type(m).__name__
+            raise FloorplanError(f"merge: {name}: {path} is a {kind}, which {why}; keep the adapted model as it is")
     if not adapters(module):
         raise FloorplanError(f"merge: {name}: is plain already: nothing to merge")
 
@@ -103,19 +89,17 @@ class _Known:
     places: dict[Any, str] = field(default_factory=dict)
 
 
-def _to_conv(gm: fx.GraphModule, path: str, layer: nn.Module, known: _Known) -> None:
-    geo = cast(Geometry, layer.geo)
+def _to_conv(gm: fx.GraphModule, path: str, layer: nn.Module, form: PlainConv, known: _Known) -> None:
+    geo = form.geo
     made_of = tuple(id(t) for t in tensors_of(layer).values())
     if made_of not in known.tensors:
         known.layers.append(layer)
-        known.tensors[made_of] = merged_parameters(layer)
+        bias = None if form.bias is None else nn.Parameter(like(layer, form.bias))
+        known.tensors[made_of] = nn.Parameter(like(layer, form.weight)), bias
     place = known.places.setdefault((made_of, geo), path)
     if place == path:
         set_module(gm, path, plain_conv(geo, *known.tensors[made_of]).train(layer.training))
-    act, act_path = plain_activation(layer), ""
-    if act is not None:
-        act_path = free_path(gm, f"{path}_act")
-        gm.add_submodule(act_path, act.train(layer.training))
+    act_path = _add_activation(gm, path, layer, form)
     for node in calls_of(gm, path):
         skip = node.args[1] if len(node.args) > 1 else node.kwargs.get("skip")
         x = node.args[0]
@@ -124,6 +108,15 @@ def _to_conv(gm: fx.GraphModule, path: str, layer: nn.Module, known: _Known) -> 
                 x = gm.graph.call_function(F.pad, (x,), _pad_options(geo))
         node.target, node.args, node.kwargs = place, (x,), {}
         _follow(gm.graph, node, skip, act_path)
+
+
+def _add_activation(gm: fx.GraphModule, path: str, layer: nn.Module, form: PlainConv | PlainNorm) -> str:
+    """The path of the activation that a layer ends in, "" if it ends in none."""
+    if form.act is None:
+        return ""
+    act_path = free_path(gm, f"{path}_act")
+    gm.add_submodule(act_path, form.act.train(layer.training))
+    return act_path
 
 
 def _pad_options(geo: Geometry) -> dict[str, Any]:
@@ -147,23 +140,19 @@ def _follow(graph: fx.Graph, node: fx.Node, skip: Any, act: str) -> None:
         node.replace_all_uses_with(last, delete_user_cb=lambda user: user not in new)
 
 
-def _to_norm(gm: fx.GraphModule, path: str, layer: nn.Module) -> None:
+def _to_norm(gm: fx.GraphModule, path: str, layer: nn.Module, form: PlainNorm) -> None:
     """A fixed scale and shift as F.batch_norm on buffers at the layer's own path."""
-    norm = fixed_norm(layer)
-    assert norm is not None
-    holder, act, act_path = nn.Module().train(layer.training), plain_activation(layer), ""
-    for name, t in zip(_NORM_STATE, norm, strict=False):
-        holder.register_buffer(name, None if t is None else cast(Tensor, t).detach().clone())
+    holder = nn.Module().train(layer.training)
+    for name, t in zip(_NORM_STATE, (form.mean, form.var, form.weight, form.bias), strict=True):
+        holder.register_buffer(name, None if t is None else like(layer, t))
     calls = calls_of(gm, path)
     set_module(gm, path, holder)
-    if act is not None:
-        act_path = free_path(gm, f"{path}_act")
-        gm.add_submodule(act_path, act.train(layer.training))
+    act_path = _add_activation(gm, path, layer, form)
     for node in calls:
         with gm.graph.inserting_before(node):
             reads = [None if buffers_of(holder)[n] is None else gm.graph.get_attr(f"{path}.{n}") for n in _NORM_STATE]
         node.op, node.target = "call_function", F.batch_norm
-        node.args = (node.args[0], *reads, False, 0.0, norm[-1])
+        node.args = (node.args[0], *reads, False, 0.0, form.eps)
         _follow(gm.graph, node, None, act_path)
 
 

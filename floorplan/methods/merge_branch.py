@@ -1,4 +1,4 @@
-"""A rank-r branch beside a conv, into that conv's weight.
+"""A rank-r branch beside a conv, such as RankBranch, into that conv's weight.
 
 conv(x) + RankBranch(x)        ->   conv(x)
 FusedConv(x, RankBranch(x))    ->   FusedConv(x)
@@ -16,9 +16,9 @@ from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.graph.edit import PAD, calls_of, module_calls, padded
-from floorplan.layers.branch import RankBranch
 from floorplan.layers.fused import FusedConv
-from floorplan.layers.geometry import CONVS, Geometry, geometry_of
+from floorplan.layers.geometry import CONVS, geometry_of
+from floorplan.layers.layer import Adapter
 from floorplan.methods.plain import exact
 
 
@@ -32,15 +32,17 @@ class BranchPair:
 
 
 def branch_pairs(gm: fx.GraphModule) -> Iterator[BranchPair]:
-    """Every call of a RankBranch with its conv; FloorplanError for one without."""
-    for node, m in module_calls(gm, RankBranch):
-        pair = _pair(gm, node, cast(RankBranch, m))
+    """Every call of a branch with its conv; FloorplanError for one without."""
+    for node, m in module_calls(gm, Adapter):
+        if not cast(Adapter, m).beside:
+            continue
+        pair = _pair(gm, node, m)
         if isinstance(pair, str):
-            raise FloorplanError(f"merge: {node.target} (RankBranch): {pair}; keep the model as it is")
+            raise FloorplanError(f"merge: {node.target} ({type(m).__name__}): {pair}; keep the model as it is")
         yield pair
 
 
-def _pair(gm: fx.GraphModule, node: fx.Node, branch: RankBranch) -> BranchPair | str:
+def _pair(gm: fx.GraphModule, node: fx.Node, branch: nn.Module) -> BranchPair | str:
     users = list(node.users)
     base = users[0] if len(users) == 1 else None
     add: fx.Node | None = None
@@ -64,15 +66,15 @@ def _pair(gm: fx.GraphModule, node: fx.Node, branch: RankBranch) -> BranchPair |
     return BranchPair(node, base, add)
 
 
-def _reads_the_same(base: fx.Node, conv: nn.Module, node: fx.Node, branch: RankBranch) -> bool:
-    geo: Geometry = conv.geo if isinstance(conv, FusedConv) else geometry_of(conv)
+def _reads_the_same(base: fx.Node, conv: nn.Module, node: fx.Node, branch: nn.Module) -> bool:
+    geo, own = geometry_of(conv), geometry_of(branch)
     x, source = node.args[0], base.args[0]
     if x is source:
-        return branch.geo == geo
+        return own == geo
     if not isinstance(x, fx.Node) or x.target is not F.pad:
         return False
     options: dict[str, Any] = dict(zip(PAD, x.args, strict=False)) | x.kwargs
-    return options["input"] is source and padded(branch.geo, options) == geo
+    return options["input"] is source and padded(own, options) == geo
 
 
 def absorb_branches(gm: fx.GraphModule) -> None:
@@ -83,7 +85,7 @@ def absorb_branches(gm: fx.GraphModule) -> None:
         branch = gm.get_submodule(str(pair.branch.target))
         old, key = conv.weight, (id(conv.weight), id(branch))
         if key not in done:
-            total = old.detach().to("cpu", torch.float64) + exact(branch).delta()
+            total = old.detach().to("cpu", torch.float64) + exact(branch).delta().detach()
             done[key] = (old, total.to(old))  # the old one too, so that its id does not come twice
         total = done[key][1]
         conv.weight = total if isinstance(conv, FusedConv) else nn.Parameter(total)

@@ -20,16 +20,20 @@ from floorplan.methods.merge_state import delta_state
 from floorplan.methods.subject import Source, loaded, read_adapted, subject_of
 from floorplan.methods.verify import double_copy, runs_in_double, same_outputs, to_double
 from floorplan.store.artifact import save_artifact
+from floorplan.store.modules import packages_of
 from floorplan.text import first_line
 
 
-def merge_file(adapted: str, output: str | Path, into: Source | None = None, force: bool = False) -> str:
+def merge_file(
+    adapted: str, output: str | Path, into: Source | None = None, force: bool = False, allow: Sequence[str] = ()
+) -> str:
     """Merge the file `adapted` into `output`; returns the line that says so.
 
     into: a model (file or factory, with its weights) whose state_dict is written instead of a graph.
+    allow: packages whose layers the adapted file may name.
     """
     target = ensure_writable(output, force)
-    subject = subject_of(Source(adapted, batch=2))
+    subject = subject_of(Source(adapted, batch=2, allow=allow))
     refuse_unmergeable(subject.model)
     gm = cast(fx.GraphModule, subject.model)
     inputs = smaller_inputs(gm, subject.inputs)
@@ -48,7 +52,7 @@ def _write_graph(gm: fx.GraphModule, inputs: Sequence[Any], draft: Path) -> str:
     plan = plain.meta["floorplan"]
     plan.setdefault("input", [list(t.shape) for t in inputs])
     save_artifact(plain, draft, plan, force=True)
-    same_outputs(plain, read_adapted(draft), inputs, str(draft))
+    same_outputs(plain, read_adapted(draft, packages_of(plain)), inputs, str(draft))
     exact = "" if merged.exact is None else f"{merged.exact:.1e} in float64, "
     return f"{exact}{merged.rounded:.1e} in its own precision"
 

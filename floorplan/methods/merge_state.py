@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapters
 from floorplan.layers.fused import FusedConv
+from floorplan.layers.layer import Layer
 from floorplan.methods.merge import refuse_unmergeable
 from floorplan.methods.merge_branch import branch_pairs
 from floorplan.methods.plain import delta_of
@@ -82,7 +83,7 @@ def delta_state(module: fx.GraphModule, source: nn.Module) -> dict[str, Tensor]:
     refuse_unmergeable(module)
     state = _State(source)
     for path, m in module.named_modules():
-        if not type(m).__module__.startswith("floorplan."):
+        if not isinstance(m, Layer):
             _take(state, path, m)
     for path, layer, delta in _deltas(module):
         state.add(path, layer, delta)

@@ -11,17 +11,14 @@ from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError, PassError
 from floorplan.graph.driver import Pass
-from floorplan.layers.adapter import adapters
-from floorplan.layers.factor import FactorConv
-from floorplan.layers.fused import FusedConv
-from floorplan.layers.paper import PaperSite
+from floorplan.layers.adapter import adapters, zero_factors
+from floorplan.layers.layer import Adapter
 from floorplan.ledger.differ import relative_error, size_of
 from floorplan.ledger.run import Step, Watch, observe
 from floorplan.torch_doors import tree_map
 from floorplan.trees import tensors_in
 
 FLOAT64 = 1e-12
-ADAPTER_NAMES = ("U", "B")  # the factor that starts at zero
 
 
 class Mismatch(PassError):
@@ -29,18 +26,16 @@ class Mismatch(PassError):
 
 
 def randomize_adapters(gm: nn.Module, std: float = 0.05) -> None:
-    """Draw every U (LoRA's B) by its name: at zero half of the gradients would be vacuous."""
-    for name, p in gm.named_parameters():
-        if name.rpartition(".")[2] in ADAPTER_NAMES:
-            g = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            draw = torch.randn(p.shape, generator=g, dtype=torch.float64) * std
-            p.data.copy_(draw)
+    """Draw every factor that starts at zero, by its name: at zero half of the gradients would be vacuous."""
+    for name, p in zero_factors(gm).items():
+        g = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        p.data.copy_(torch.randn(p.shape, generator=g, dtype=torch.float64) * std)
 
 
 def set_plain(gm: nn.Module, plain: bool) -> None:
     """Let every site run by plain autograd (the reference), or by its own op."""
     for m in gm.modules():
-        if isinstance(m, FusedConv | FactorConv | PaperSite):
+        if isinstance(m, Adapter):
             m.plain = plain
 
 
@@ -169,9 +164,8 @@ class Verifier:
         before_adapted = has_adapters(before)
         if adapted and not before_adapted:
             # The adapter has just come: with U = 0 the model must not have moved.
-            for n, q in twin.named_parameters():
-                if n.rpartition(".")[2] in ADAPTER_NAMES:
-                    q.data.zero_()
+            for factor in zero_factors(twin).values():
+                factor.data.zero_()
             compare(values(twin, self.inputs), want, tolerance, "at U = 0")
         else:
             compare(got, want, tolerance, "before and after")

@@ -34,6 +34,7 @@ ADMITTED = (
     "timm.models",
     "timm.layers",
 )
+SCRIPT = "floorplan_user_"  # the module of a factory's file begins so
 # What a model of layers and tensors is made of; a strict part of what torch's own reader allows.
 _PLAIN = {
     "builtins.bytearray",
@@ -122,7 +123,8 @@ def is_plain(name: str) -> bool:
     return attribute.endswith("Storage") or isinstance(getattr(torch, attribute, 0), torch.dtype)
 
 
-def _under(name: str, prefixes: Sequence[str]) -> bool:
+def is_under(name: str, prefixes: Sequence[str]) -> bool:
+    """Whether a dotted name is one of `prefixes` or below one."""
     return any(name == p or name.startswith(p + ".") for p in prefixes)
 
 
@@ -137,8 +139,8 @@ def admit(name: str, path: str, allow: Sequence[str]) -> Any:
         return getattr(torch.nn.functional, attribute)
     if not all(part.isidentifier() for part in name.split(".")):
         raise refuse("not the name of a class")
-    if not _under(name, allow):
-        if not _under(name, ADMITTED):
+    if not is_under(name, allow):
+        if not is_under(name, ADMITTED):
             raise refuse(_why_not_listed(name))
         if not _installed(module):
             raise refuse("a folder of that name hides the installed package; run elsewhere")
@@ -168,7 +170,7 @@ def check_allowed(allow: Sequence[str]) -> None:
 
 
 def _why_not_listed(name: str) -> str:
-    own = next((why for prefix, why in _OWN_REASONS.items() if _under(name, [prefix])), "")
+    own = next((why for prefix, why in _OWN_REASONS.items() if is_under(name, [prefix])), "")
     if own:
         return own
     root = name.partition(".")[0]
@@ -185,7 +187,7 @@ def _why_unfit(target: Any, allow: Sequence[str]) -> str:
     if not isinstance(target, type):
         return f"a {type(target).__name__}, not a torch.nn.Module class; only --trust would run it"
     home = f"{target.__module__}.{target.__qualname__}"
-    if not _under(home, [*ADMITTED, *allow]):
+    if not is_under(home, [*ADMITTED, *allow]):
         return f"it is {home}, which is not on the allow-list"
     if {f"{c.__module__}.{c.__qualname__}" for c in target.__mro__} & _CODE_CLASSES:
         return "a class that rebuilds itself by running code; save the eager model"

@@ -12,7 +12,7 @@ list is refused. A `transient` is a buffer outside the state_dict, a `constant` 
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from torch import fx, nn
 
 from floorplan.errors import FloorplanError, LoadError
 from floorplan.files import whole
+from floorplan.store.admit import check_allowed
 from floorplan.store.graphs import Reader, decode_graph, encode_graph, safe_path
-from floorplan.store.modules import build, class_name, encode_module, refuse_code
+from floorplan.store.modules import build, class_name, encode_module, packages_of, refuse_code
 from floorplan.store.recognize import damaged_record
 from floorplan.store.tensors import decode_tensors, encode_tensors, is_container, module_at, tensor_at
 from floorplan.text import first_line, short
@@ -34,21 +35,24 @@ _CONTAINER = "Module"  # a plain nn.Module that only holds others
 _PART = "part"  # made by the constructor of the module above it
 
 
-def save_artifact(gm: fx.GraphModule, path: str | Path, meta: Mapping[str, Any], *, force: bool = False) -> None:
+def save_artifact(
+    gm: fx.GraphModule, path: str | Path, meta: Mapping[str, Any], *, force: bool = False, allow: Sequence[str] = ()
+) -> None:
     """Write `gm` and the plan `meta` (JSON-able) to `path`, all of it or nothing.
 
+    allow: packages whose module classes may be named; a Layer from outside always is.
     Raises FloorplanError for a model that is not data, or a file that is there (unless `force`).
     """
     path = Path(path)
     if path.exists() and not force:
         raise FloorplanError(f"{path}: already exists; choose another name or force overwriting")
-    document = encode(gm)
+    document = encode(gm, allow)
     try:
         document["meta"] = json.loads(json.dumps(dict(meta)))
     except (TypeError, ValueError) as e:
         raise FloorplanError(f"{path}: the plan is not JSON data: {first_line(e)}") from e
     try:
-        decode(document)
+        decode(document, (*allow, *packages_of(gm)))
     except LoadError as e:
         raise FloorplanError(f"{path}: not written, it would not load again: {e}") from e
     try:
@@ -60,12 +64,15 @@ def save_artifact(gm: fx.GraphModule, path: str | Path, meta: Mapping[str, Any],
         raise FloorplanError(f"{path}: cannot be written: {first_line(e)}") from e
 
 
-def load_artifact(path: str | Path, map_location: torch.device | str | None = None) -> fx.GraphModule:
+def load_artifact(
+    path: str | Path, map_location: torch.device | str | None = None, allow: Sequence[str] = ()
+) -> fx.GraphModule:
     """The trainable model of an adapted.pt; its plan is in `.meta["floorplan"]`.
 
     Tensors go to `map_location`; by default to where they were saved from, or to the CPU where
-    there is no accelerator. LoadError if the file is refused.
+    there is no accelerator. allow: packages from outside whose layers it may name. LoadError if it is refused.
     """
+    check_allowed(allow)
     if map_location is None and not torch.accelerator.is_available():
         map_location = "cpu"
     try:
@@ -79,20 +86,20 @@ def load_artifact(path: str | Path, map_location: torch.device | str | None = No
     try:
         if bad := damaged_record(path):
             raise LoadError(f"damaged: {bad} does not match its checksum; write the file again")
-        return decode(document)
+        return decode(document, allow)
     except LoadError as e:
         raise LoadError(f"{path}: {e}") from e
 
 
-def encode(gm: fx.GraphModule) -> dict[str, Any]:
+def encode(gm: fx.GraphModule, allow: Sequence[str] = ()) -> dict[str, Any]:
     """The document of a model, sharing its tensors, with empty `meta`; may raise FloorplanError."""
     graph = encode_graph(gm.graph)
     called = {str(n.target) for n in gm.graph.nodes if n.op == "call_module"}
-    modules = list(_module_records(gm, called))
+    modules = list(_module_records(gm, called, allow))
     return {"format": FORMAT, "graph": graph, "modules": modules, **encode_tensors(gm), "meta": {}}
 
 
-def _module_records(gm: fx.GraphModule, called: set[str]) -> Iterator[dict[str, Any]]:
+def _module_records(gm: fx.GraphModule, called: set[str], allow: Sequence[str]) -> Iterator[dict[str, Any]]:
     """One record a path, parents first; what is below a shared module stands at its first path."""
     first: dict[int, str] = {}
     leaves: set[str] = set()
@@ -109,7 +116,7 @@ def _module_records(gm: fx.GraphModule, called: set[str]) -> Iterator[dict[str, 
             record["shared_with"] = first[id(m)]
             shared.add(path)
         elif path and (path in called or _is_leaf(m)):
-            record["class"], record["config"] = encode_module(m, where)
+            record["class"], record["config"] = encode_module(m, where, allow)
             leaves.add(path)
         else:
             refuse_code(m, where)
@@ -121,23 +128,22 @@ def _is_leaf(module: nn.Module) -> bool:
     return not is_container(module) and class_name(module) is not None
 
 
-def decode(document: Any) -> fx.GraphModule:
+def decode(document: Any, allow: Sequence[str] = ()) -> fx.GraphModule:
     """The trainable model of a document, sharing its tensors; LoadError names what is refused."""
     try:
-        return _decode(document)
+        return _decode(document, Reader(allow))
     except LoadError:
         raise
     except Exception as e:
         raise LoadError(f"damaged: {type(e).__name__}: {first_line(e)}") from e
 
 
-def _decode(document: Any) -> fx.GraphModule:
+def _decode(document: Any, reader: Reader) -> fx.GraphModule:
     if type(document) is not dict or document.get("format") != FORMAT:
         raise LoadError(f"not a {FORMAT} document; write it with `floorplan rewrite`")
     if set(document) != _KEYS:
         odd = sorted(str(k) for k in set(document) ^ _KEYS)
         raise LoadError(f"unknown or missing entry {short(odd[0])}; refused")
-    reader = Reader()
     meta = reader.json(document["meta"], "meta")
     if type(meta) is not dict:
         raise LoadError("meta: not a dict; refused")

@@ -9,7 +9,7 @@ stay lists; every other container and constant is a dict with one key, its tag.
 
 import keyword
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,7 @@ def encode_value(value: Any, where: str) -> Any:
 class Reader:
     """Decodes values of one document, within a bound on how many there may be."""
 
+    allow: Sequence[str] = ()  # packages from outside whose module classes the document may name
     nodes: dict[str, fx.Node] = field(default_factory=dict)
     left: int = _BUDGET
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from floorplan.errors import LoadError
-from floorplan.store.admit import check_allowed, import_path
+from floorplan.store.admit import SCRIPT, check_allowed, import_path
 from floorplan.store.recognize import REFUSED, SAFETENSORS, TAR, damaged_record, load_error, open_file, recognize
 from floorplan.store.unpickle import read
 from floorplan.store.weights import NESTED, copy_weights, is_state_dict
@@ -103,7 +103,7 @@ def _from_file(path: str, allow: Sequence[str], trust: bool) -> tuple[nn.Module,
     if isinstance(found, nn.Module):
         return found, f"{path} ({type(found).__name__})", _damage(path)
     if isinstance(found, Mapping):
-        module, source, notes = _from_mapping(found, path)
+        module, source, notes = _from_mapping(found, path, allow)
         return module, source, notes + _damage(path)
     what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
     raise load_error(path, f"holds {what}, not a model")
@@ -115,9 +115,9 @@ def _damage(path: str) -> tuple[str, ...]:
     return (f"{bad} does not match its checksum: damaged, or saved without checksums",) if bad else ()
 
 
-def _from_mapping(found: Mapping[Any, Any], path: str) -> tuple[nn.Module, str, tuple[str, ...]]:
+def _from_mapping(found: Mapping[Any, Any], path: str, allow: Sequence[str]) -> tuple[nn.Module, str, tuple[str, ...]]:
     if isinstance(tag := found.get("format"), str) and tag == ADAPTED:
-        return _load_artifact(path), f"{path} (adapted model)", ()
+        return _load_artifact(path, allow), f"{path} (adapted model)", ()
     keys = [*NESTED, *(k for k in found if k not in NESTED)]
     for key in keys:
         if isinstance(module := found.get(key), nn.Module):
@@ -132,11 +132,11 @@ def _from_mapping(found: Mapping[Any, Any], path: str) -> tuple[nn.Module, str, 
     raise load_error(path, f"holds a dict without a model in it (keys: {names or 'none'})")
 
 
-def _load_artifact(path: str) -> nn.Module:
+def _load_artifact(path: str, allow: Sequence[str]) -> nn.Module:
     from floorplan.store.artifact import load_artifact
 
     try:
-        module: nn.Module = load_artifact(path, map_location="cpu")
+        module: nn.Module = load_artifact(path, map_location="cpu", allow=allow)
         return module
     except LoadError:
         raise
@@ -221,7 +221,7 @@ def _import_module(name: str, spec: str) -> Any:
 
 def _import_source(path: str, spec: str) -> Any:
     open_file(path).close()
-    name = f"floorplan_user_{Path(path).stem}"
+    name = f"{SCRIPT}{Path(path).stem}"
     source = importlib.util.spec_from_file_location(name, path)
     if source is None or source.loader is None:
         raise load_error(spec, f"{path} is not Python source (.py)")

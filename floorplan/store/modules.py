@@ -6,30 +6,21 @@ Configurations are read back from attributes of the constructor's own argument n
 was enough is not assumed: every module is rebuilt, on the meta device, and compared.
 """
 
+import importlib
 import inspect
-from collections.abc import Callable, Mapping
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from floorplan import layers
 from floorplan.errors import FloorplanError, LoadError
-from floorplan.layers import (
-    activations,
-    average_pools,
-    branch,
-    dropout,
-    factor,
-    fused,
-    lite,
-    lora,
-    lossy,
-    max_pools,
-    paper,
-    plain,
-    promises,
-)
+from floorplan.layers.layer import Layer
+from floorplan.store.admit import SCRIPT, admit, is_module_class, is_under
 from floorplan.store.graphs import Reader, encode_value
 from floorplan.text import first_line, short
 from floorplan.torch_doors import buffers_of, hooks_of, parameters_of, transient_of
@@ -58,33 +49,6 @@ _READ: dict[tuple[type[nn.Module], str], Callable[[Any], Any]] = {
 # Placement, deprecated spellings, and arguments that have no plain value.
 _SKIPPED = frozenset("device dtype min_value max_value size_average reduce process_group".split())
 
-# Names under which files hold floorplan's own modules: they stay, wherever the classes live.
-_STORED: dict[str, type[nn.Module]] = {
-    "floorplan.branch.RankBranch": branch.RankBranch,
-    "floorplan.canonical.AnyBatchNorm": plain.AnyBatchNorm,
-    "floorplan.canonical.Clamp": plain.Clamp,
-    "floorplan.compact.PackedActivation": activations.PackedActivation,
-    "floorplan.compact_dropout.PackedDropout": dropout.PackedDropout,
-    "floorplan.compact_means.ShapeAdaptiveAvgPool": average_pools.ShapeAdaptiveAvgPool,
-    "floorplan.compact_means.ShapeAvgPool": average_pools.ShapeAvgPool,
-    "floorplan.compact_pools.PackedMaxPool": max_pools.PackedMaxPool,
-    "floorplan.factor.FactorConv": factor.FactorConv,
-    "floorplan.fused.ChannelAffine": fused.ChannelAffine,
-    "floorplan.fused.FusedConv": fused.FusedConv,
-    "floorplan.lite.FrozenConv": lite.FrozenConv,
-    "floorplan.lite.LiteResidual": lite.LiteResidual,
-    "floorplan.lite.TinySite": lite.TinySite,
-    "floorplan.lossy.LossyActivation": lossy.LossyActivation,
-    "floorplan.paper_site.PaperSite": paper.PaperSite,
-    "floorplan.remat_region.Forgetful": promises.Forgetful,
-    "floorplan.remat_region.Keep": promises.Keep,
-    "floorplan.remat_region.Promise": promises.Promise,
-    "floorplan.reparam.LoraC": lora.LoraC,
-    "floorplan.reparam.LoraCOfficial": lora.LoraCOfficial,
-    "floorplan.reparam.SideConv": lora.SideConv,
-    "floorplan.trace.TrainingFlag": plain.TrainingFlag,
-}
-
 
 @cache
 def torch_classes() -> dict[str, type[nn.Module]]:
@@ -97,16 +61,36 @@ def torch_classes() -> dict[str, type[nn.Module]]:
     return found
 
 
-def own_classes() -> dict[str, type[nn.Module]]:
-    """floorplan's own modules by the name that files hold."""
-    return _STORED
+@cache
+def own_classes() -> dict[str, type[Layer]]:
+    """floorplan's own layers by the name that files hold: it stays, wherever a class lives."""
+    for m in pkgutil.iter_modules(layers.__path__, f"{layers.__name__}."):
+        importlib.import_module(m.name)
+    found, left = {}, [Layer]
+    while left:
+        cls = left.pop()
+        left += cls.__subclasses__()
+        if cls.__module__.startswith(f"{layers.__name__}.") and "stored" in vars(cls) and cls.stored:
+            found[cls.stored] = cls
+    return found
 
 
-def class_name(module: nn.Module) -> str | None:
-    """The name under which a file stores the module's class; None if it is not on the list."""
+def class_name(module: nn.Module, allow: Sequence[str] = ()) -> str | None:
+    """The name under which a file stores the module's class; None if it may not.
+
+    A Layer from outside has its own name, and so has a module of a package of `allow`.
+    """
     cls = type(module)
-    tables = (torch_classes, own_classes)
-    return next((name for t in tables for name, c in t().items() if c is cls), None)
+    if (name := next((n for t in (torch_classes, own_classes) for n, c in t().items() if c is cls), None)) is not None:
+        return name
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    return name if isinstance(module, Layer) or is_under(name, allow) else None
+
+
+def packages_of(model: nn.Module) -> list[str]:
+    """The modules from outside whose layers a model has: what must be allowed to load it again."""
+    own = set(own_classes().values())
+    return sorted({type(m).__module__ for m in model.modules() if isinstance(m, Layer) and type(m) not in own})
 
 
 def _fields(cls: type[nn.Module]) -> list[str]:
@@ -128,8 +112,8 @@ def _argument(module: nn.Module, name: str) -> Any:
 
 def config_of(module: nn.Module, where: str) -> dict[str, Any]:
     """Constructor arguments as encoded plain data; FloorplanError if they cannot be read back."""
-    if type(module) in own_classes().values():
-        values: Mapping[str, Any] = module.config()  # type: ignore[operator]
+    if isinstance(module, Layer):
+        values: Mapping[str, Any] = module.config()
     else:
         try:
             values = {n: _argument(module, n) for n in _fields(type(module))}
@@ -140,9 +124,23 @@ def config_of(module: nn.Module, where: str) -> dict[str, Any]:
 
 def build(name: str, config: dict[str, Any], reader: Reader, where: str) -> nn.Module:
     """A module of an allowed class on the meta device; LoadError if class or config is wrong."""
-    cls = torch_classes().get(name) or own_classes().get(name)
-    if cls is None:
-        raise LoadError(f"{where}: class {short(name)} is not on the allow-list; refused")
+    cls = torch_classes().get(name) or own_classes().get(name) or _outside(name, reader.allow, where)
+    return _construct(cls, name, config, reader, where)
+
+
+def _outside(name: str, allow: Sequence[str], where: str) -> Any:
+    """The class of a package that the user allows; LoadError says how to allow it."""
+    package = name.partition(".")[0]
+    if all(p.isidentifier() for p in name.split(".")) and package not in {*sys.stdlib_module_names, "torch"}:
+        if is_under(name, allow) and is_module_class(found := admit(name, where, allow)):
+            return found
+        way = f'; --allow {package}, in Python load(…, allow=("{package}",)), imports it, which runs its code'
+    else:
+        way = ""
+    raise LoadError(f"{where}: class {short(name)} is not on the allow-list; refused{way}")
+
+
+def _construct(cls: type[nn.Module], name: str, config: dict[str, Any], reader: Reader, where: str) -> nn.Module:
     arguments = {k: reader.value(v, f"{where}, argument {short(k)}") for k, v in config.items()}
     if name.startswith("torch.nn.") and set(arguments) != set(_fields(cls)):
         raise LoadError(f"{where}: arguments do not fit {name}; written for another torch?")
@@ -157,19 +155,21 @@ def build(name: str, config: dict[str, Any], reader: Reader, where: str) -> nn.M
     return module
 
 
-def encode_module(module: nn.Module, where: str) -> tuple[str, dict[str, Any]]:
+def encode_module(module: nn.Module, where: str, allow: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
     """Class name and configuration of a leaf module; FloorplanError says why it is not data."""
     for m in module.modules():
         refuse_code(m, where)
-    name = class_name(module)
+    name, cls = class_name(module, allow), type(module)
     if name is None:
-        cls = type(module)
         raise FloorplanError(
             f"{where} ({cls.__module__}.{cls.__qualname__}) is not a torch.nn module: adapted.pt"
             " holds data only; trace into it, or keep it out of the rewritten model"
         )
+    script = cls.__module__ == "__main__" or cls.__module__.startswith(SCRIPT)
+    if isinstance(module, Layer) and (script or getattr(sys.modules[cls.__module__], cls.__qualname__, 0) is not cls):
+        raise FloorplanError(f"{where}: {name} is no class that a file can name; put it into a module to be imported")
     config = config_of(module, where)
-    rebuilt = build(name, config, Reader(), where)
+    rebuilt = _construct(cls, name, config, Reader(), where)
     different = _difference(module, rebuilt)
     if different:
         raise FloorplanError(

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from floorplan.cost_models import memory
 from floorplan.errors import FloorplanError
-from floorplan.layers.fused import FusedConv
+from floorplan.layers.replay import projections
 from floorplan.ledger.criterion import Proof
 from floorplan.ledger.fakes import Fakes
 from floorplan.ledger.pillars import pillar_of
@@ -81,9 +81,7 @@ def timeline_of(
 
 def _trained(model: nn.Module, replays: bool) -> list[Tensor]:
     """What the optimizers step: trainable parameters, and projections whose gradient is replayed."""
-    sites = [m for m in model.modules() if isinstance(m, FusedConv) and m.rank] if replays else []
-    projections = {id(m.P): m.P for m in sites if m.P is not None}
-    return [*(p for p in model.parameters() if p.requires_grad), *projections.values()]
+    return [*(p for p in model.parameters() if p.requires_grad), *(projections(model) if replays else ())]
 
 
 @contextmanager
@@ -131,7 +129,7 @@ class _Roles:
     """Why each storage of a run is there."""
 
     def __init__(self, model: nn.Module | None, seen: Run, proof: Proof | None = None) -> None:
-        self.run, self.lives, self.formulas = seen, seen.timeline.lives, _Formulas(proof)
+        self.model, self.run, self.lives, self.formulas = model, seen, seen.timeline.lives, _Formulas(proof)
         self.ops = ops_of(model) if isinstance(model, fx.GraphModule) else {}
 
     def of(self, i: int) -> tuple[str, str]:
@@ -147,7 +145,7 @@ class _Roles:
         op, module = self.ops.get(node, (node, ""))
         packed = life.dtype == torch.uint8 and life.op.startswith("floorplan.")
         saved = Saved(node, op, module, life.shape, life.dtype, 0, "kept", life.op, life.nbytes, life.nbytes)
-        return pillar_of(saved, packed)
+        return pillar_of(saved, self.model, packed)
 
 
 class _Formulas:

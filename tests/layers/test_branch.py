@@ -113,5 +113,6 @@ def test_starts_at_zero_and_rebuilds() -> None:
         assert not twin(x).any() and twin.config() == branch.config()
         twin.load_state_dict(branch.state_dict())
         assert torch.equal(twin.eval()(x), branch.eval()(x))
-        assert branch.axes() == {"P": (0, {1}), "U": (1, {0})}
+        norm = dict.fromkeys(["norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"], "r")
+        assert branch.axes() == {"P": "rC", "U": "Cr", **(norm if scale == "bn" else {})}
     assert branch_of(conv, "down", "a").U.shape == (6, RANK, 1, 1)

@@ -144,7 +144,7 @@ def test_config_builds_the_same_layer() -> None:
     twin = FactorConv(**layer.config()).double()
     twin.load_state_dict(layer.state_dict())
     assert torch.equal(twin(x), layer(x)) and twin.config() == layer.config()
-    assert "rank=3" in repr(twin) and layer.axes() == {"D": (1, {2}), "U": (1, {0})}
+    assert "rank=3" in repr(twin) and layer.axes() == {"D": ".rC", "U": "Cr"}
 
 
 def best(m: Array, rank: int) -> Array:

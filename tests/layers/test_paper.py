@@ -187,4 +187,4 @@ def test_config_builds_the_same_site() -> None:
     alone = site_of(None, norm_for(4, 2), 0)
     twin = PaperSite(**alone.config()).double()
     twin.load_state_dict(alone.state_dict())
-    assert torch.equal(twin(x), alone(x)) and alone.axes() == {"P": (0, {1}), "U": (1, {0})}
+    assert torch.equal(twin(x), alone(x)) and alone.axes() == {"P": "rC", "U": "Cr"}

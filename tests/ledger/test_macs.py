@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import floorplan
-from floorplan.cost_models.paper_macs import Layer
+from floorplan.cost_models.paper_macs import Macs
 from floorplan.graph.trace import trace
 from floorplan.ledger.losses import LOSSES
 from floorplan.ledger.macs import layers_of, merges_of, own_macs
@@ -23,7 +23,7 @@ def test_plain_layers() -> None:
     )
     model[1].requires_grad_(False)
     found = layers_of(trace(model, (X,)).gm, (X,))
-    assert found == [Layer(6 * 9 * 16, trained=6 * 9 * 16), Layer(6 * 4 * 4 * 16), Layer(1280, trained=1280)]
+    assert found == [Macs(6 * 9 * 16, trained=6 * 9 * 16), Macs(6 * 4 * 4 * 16), Macs(1280, trained=1280)]
 
 
 @pytest.mark.parametrize("groups", [1, 3])

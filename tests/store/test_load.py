@@ -210,12 +210,12 @@ def test_adapted_models_go_to_their_own_reader(tmp_path: Path, monkeypatch: pyte
 
     reader: Any = ModuleType("floorplan.store.artifact")
     graph = torch.fx.symbolic_trace(nn.ReLU())
-    reader.load_artifact = lambda path, map_location: graph
+    reader.load_artifact = lambda path, map_location, allow: graph
     monkeypatch.setitem(sys.modules, "floorplan.store.artifact", reader)
     path = save({"format": "floorplan.adapted/1"}, tmp_path / "adapted.pt")
     assert load_model(path).module is graph
 
-    def broken(path: str, map_location: str) -> None:
+    def broken(path: str, map_location: str, allow: Any) -> None:
         raise KeyError("graph")
 
     reader.load_artifact = broken

@@ -1,0 +1,117 @@
+"""What every layer of ours says about itself, so that nobody has to ask for its class.
+
+passes, proof, counts, files and merging  ->  Layer, Adapter  ->  its own answer, or a default
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from floorplan.cost_models.paper_macs import Macs
+from floorplan.layers.geometry import Geometry
+
+
+@dataclass(frozen=True)
+class PlainConv:
+    """act(conv(x, weight) + bias [+ skip]): the layer as torch's own conv."""
+
+    geo: Geometry
+    weight: Tensor
+    bias: Tensor | None
+    act: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class PlainNorm:
+    """act(F.batch_norm(x, mean, var, weight, bias, eps=eps)): a fixed scale and shift a channel."""
+
+    mean: Tensor
+    var: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    act: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class PlainCall:
+    """function(x, *args)."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+Plain = PlainConv | PlainNorm | PlainCall | nn.Module
+
+
+class Layer(nn.Module):
+    """A layer that a graph calls as a whole and a file may hold; it returns no view and writes into no input."""
+
+    stored: ClassVar[str] = ""  # the name under which files hold a class of ours, wherever it moves
+    pillar: ClassVar[str] = "other"  # of what it keeps
+    lossy: ClassVar[bool] = False  # its gradient is approximate
+    fresh: ClassVar[bool] = False  # its result is a new tensor in every mode
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments as plain data."""
+        return {}
+
+    @property
+    def packed_bits(self) -> float:
+        """Bits an element of what it keeps packed."""
+        return 1.0
+
+    def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs | None:
+        """What one call multiplies, a sample, from the shapes of its input and result; None: nothing."""
+        return None
+
+    def plain_form(self) -> Plain | None:
+        """What computes the same in torch's own layers; None for a layer that stays as it is."""
+        return None
+
+    def unmergeable(self) -> str:
+        """Why it has no plain form although it needs one, read as `which …`; "" if it has."""
+        return ""
+
+
+class Adapter(Layer):
+    """A frozen layer with trained factors of rank `rank` (0: none); what is not a parameter is frozen.
+
+    `starts_at_zero` names the factors at whose zeros the layer computes what it replaced.
+    """
+
+    rank: int
+    geo: Geometry | None = None
+    in_channels: int = 0
+    pillar = "adapter"
+    starts_at_zero: ClassVar[tuple[str, ...]] = ("U",)
+    merges_a_step: ClassVar[int] = 0  # times that a step multiplies out the factors, as the paper counts
+    beside: ClassVar[bool] = False  # its result is added to a conv's, into whose weight it merges
+    replays: ClassVar[bool] = False  # a replay gives the gradient of its P: it has `captures` and `gq`
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = False  # plain autograd on the same formula: the reference of every check
+
+    def axes(self) -> dict[str, str]:
+        """Tensor -> a letter an axis: r of the rank, C of a width, . a number; not named: "CC"."""
+        return {}
+
+    def delta(self) -> Tensor:
+        """What the factors add to the weight, differentiable."""
+        raise NotImplementedError
+
+    def source_delta(self) -> Tensor:
+        """What they add to the weight of the source's conv, before a BatchNorm was folded into it."""
+        return self.delta()
+
+    def bottleneck(self, x: Tensor) -> Tensor | None:
+        """q of an input; None for a layer without a frozen projection of it."""
+        return None
+
+    def unmergeable(self) -> str:
+        """Of an adapter that says of no plain form."""
+        says = self.beside or type(self).plain_form is not Layer.plain_form
+        return "" if says else "has no place in a plain layer's weight"

@@ -1,0 +1,43 @@
+"""Freeze the model and put a ConvAdapter in the place of the chosen convs; BatchNorms stay as they are.
+
+conv(x, W)  ->  LoraC, LoraCOfficial, SideConv, FactorConv, a layer from outside (x)
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+
+from floorplan.graph.choose import Insertion, convs_of
+from floorplan.graph.driver import Pass, Site
+from floorplan.graph.edit import set_module
+from floorplan.layers.adapter import ConvAdapter
+from floorplan.layers.layer import Adapter
+
+Make = Callable[[nn.Module, int, torch.Generator], ConvAdapter | str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Insert(Insertion):
+    """Options of the pass; calling it runs it."""
+
+    kind: str
+    make: Make
+
+    def insert(self, gm: fx.GraphModule, generator: torch.Generator) -> Iterator[Site]:
+        """One layer for each conv that is chosen and has one."""
+        convs = {path: m for path, m in convs_of(gm).items() if not isinstance(m, Adapter)}
+        unfit, refused = self.choices(gm, convs)
+        for path, conv in convs.items():
+            why, layer = unfit.get(path) or refused[path], None
+            if not why and isinstance(layer := self.make(conv, self.rank, generator), str):
+                why = f"{self.kind} {layer}"
+            if isinstance(layer, ConvAdapter):
+                set_module(gm, path, layer)
+            yield Site(path, why and f"{why}; frozen as it is")
+
+
+def adapter(kind: str, make: Make, rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False) -> Pass:
+    """The pass with its options set; make(conv, rank, generator): a layer, or why there is none (`ConvAdapter.of`)."""
+    return Pass(f"insert_{kind}", Insert(rank, sites, seed, train_head, kind=kind, make=make), tolerance=1e-9)
