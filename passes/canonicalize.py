@@ -20,7 +20,17 @@ from floorplan.graph.adopt import adopt
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.edit import calls_of, free_path
 from floorplan.graph.leaves import is_plain_leaf, leaf_reason
-from floorplan.graph.spellings import DROPOUTS, FUNCTIONS, METHODS, PAD, PAD_MODULES, WEIGHTED, Spelling, parameters
+from floorplan.graph.spellings import (
+    DROPOUTS,
+    FUNCTIONS,
+    METHODS,
+    NO_MODULE,
+    PAD,
+    PAD_MODULES,
+    WEIGHTED,
+    Spelling,
+    parameters,
+)
 from floorplan.layers.plain import TrainingFlag
 
 _DROPOUT_MODULES = tuple(dict.fromkeys(cast(Any, s.make) for s in DROPOUTS.values()))
@@ -39,7 +49,6 @@ _SYNONYMS: dict[Any, Any] = {
     torch.concatenate: torch.cat,
     F.pad: F.pad,
 }
-_NO_MODULE = ("sigmoid_", "tanh_", "clamp_", "clip_", "clamp_min_", "clamp_max_")
 
 
 def run(gm: fx.GraphModule) -> Iterator[Site]:
@@ -71,7 +80,7 @@ def _call(gm: fx.GraphModule, node: fx.Node) -> str | None:
     try:
         if t in _SYNONYMS:
             return _rename(node, _SYNONYMS[t])
-        if getattr(t, "__name__", t) in _NO_MODULE:
+        if getattr(t, "__name__", t) in NO_MODULE:
             return f"{getattr(t, '__name__', t)} works in place, and no module does"
         if spelling is None:
             return None
@@ -107,7 +116,8 @@ def _stateless(gm: fx.GraphModule, node: fx.Node, s: Spelling, bound: dict[str, 
         computed: list[fx.Node] = []
         fx.node.map_arg(value, computed.append)
         if computed:
-            return f"{name} is computed while running ({computed[0].name})"
+            how = "a tensor, not a number" if computed[0].op == "get_attr" else "computed while running"
+            return f"{name} is {how} ({computed[0].name})"
     if bound.get("return_indices"):
         return "it returns indices too"
     if isinstance(bound.get("min", 0), bool) or isinstance(bound.get("max", 0), bool):

@@ -16,8 +16,8 @@ from floorplan.graph.aliases import Roots, order_of, reader_after, roots_of, wri
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.edit import PAD, calls_of, free_path, module_calls, padded, set_module
 from floorplan.graph.fold import hook_reason, tied_twin
-from floorplan.layers.activations import gate_of
-from floorplan.layers.fused import ACTIVATIONS, FusedConv
+from floorplan.layers.activations import ends_site
+from floorplan.layers.fused import FusedConv
 
 
 def run(gm: fx.GraphModule) -> Iterator[Site]:
@@ -115,7 +115,7 @@ def _absorb_activation(gm: fx.GraphModule, node: fx.Node, site: FusedConv) -> It
         if act.op != "call_module" or act.args != (node,) or act.kwargs:
             continue
         m = gm.get_submodule(str(act.target))
-        if type(m) is not ACTIVATIONS.get(type(m).__name__) or isinstance(gate_of(m), str):
+        if not ends_site(m):
             continue
         if why := _unabsorbable(node, site) or hook_reason(m):
             yield Site(act.name, why)

@@ -19,8 +19,7 @@ from floorplan.graph.choose import Insertion
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.edit import module_calls, set_module
 from floorplan.graph.fold import NORMS, bn_reason, call_reason, conv_reason
-from floorplan.layers.activations import gate_of
-from floorplan.layers.fused import ACTIVATIONS, activation_options
+from floorplan.layers.activations import act_config, ends_site
 from floorplan.layers.geometry import CONVS, geometry_of
 from floorplan.layers.paper import PaperSite
 
@@ -75,13 +74,10 @@ def put_site(
 
 def unfilled(kind: Callable[..., S], conv: Any, bn: Any, act: nn.Module | None, **options: Any) -> S:
     """A site of a class for these layers: weight, scale and statistics are theirs, biases are not."""
-    config = None
-    if act is not None:
-        config = {"name": type(act).__name__, "options": activation_options(act)}
     shape = None if conv is None else list(conv.weight.shape)
     geo = None if conv is None else geometry_of(conv).config()
     bias = conv is not None and conv.bias is not None
-    site = kind(len(bn.running_mean), geo, shape, bias=bias, eps=bn.eps, act=config, **options)
+    site = kind(len(bn.running_mean), geo, shape, bias=bias, eps=bn.eps, act=act_config(act), **options)
     site = site.to(device=bn.running_mean.device, dtype=bn.running_mean.dtype)
     for name, value in {"mean": bn.running_mean, "var": bn.running_var, "gamma": bn.weight}.items():
         if value is not None:
@@ -106,9 +102,7 @@ def _activation_after(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:
     users = list(node.users)
     if len(users) != 1 or users[0].op != "call_module" or users[0].args != (node,):
         return None
-    m = gm.get_submodule(str(users[0].target))
-    known = type(m) is ACTIVATIONS.get(type(m).__name__) and not isinstance(gate_of(m), str)
-    return users[0] if known else None
+    return users[0] if ends_site(gm.get_submodule(str(users[0].target))) else None
 
 
 def _site(conv: Any, act: nn.Module | None, bn: Any, rank: int, generator: torch.Generator) -> PaperSite:

@@ -25,7 +25,7 @@ from floorplan.graph.choose import Insertion
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.edit import CONV_TYPES, calls_of, free_path, module_calls, set_module
 from floorplan.graph.fold import NORMS, bn_reason, call_reason, conv_reason
-from floorplan.layers.activations import is_activation
+from floorplan.layers.activations import record_of
 from floorplan.layers.adapter import adapters
 from floorplan.layers.geometry import geometry_of
 from floorplan.layers.lite import FrozenConv, LiteResidual, TinySite
@@ -174,7 +174,7 @@ def _width_of(m: nn.Module, n: fx.Node, widths: dict[fx.Node, int]) -> int:
         return int(cast(Any, m).num_features)
     if isinstance(m, nn.GroupNorm):
         return m.num_channels
-    if (isinstance(m, _KEEP_WIDTH) or is_activation(m)) and n.all_input_nodes:
+    if (isinstance(m, _KEEP_WIDTH) or record_of(m)) and n.all_input_nodes:
         return widths.get(n.all_input_nodes[0], 0)
     return 0
 

@@ -8,13 +8,13 @@ Outputs stay exact; a gradient that passes such a node is off by at most the bou
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from torch import fx
+from torch import fx, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.graph.copies import clone_structure
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.swap import swap
-from floorplan.layers.activations import UNGATEABLE
+from floorplan.layers.activations import record_of
 from floorplan.layers.lossy import FITS, LossyActivation, lossy_refusal
 
 
@@ -27,13 +27,15 @@ class Approximate:
 
     def __call__(self, gm: fx.GraphModule) -> Iterator[Site]:
         """Replace the smooth activation modules of `gm` that have a few-bit derivative."""
-        sites = swap(
-            gm, lambda m: type(m) in UNGATEABLE, lossy_refusal, lambda m: LossyActivation.of(m, self.bits, self.fit)
-        )
+        sites = swap(gm, _smooth, lossy_refusal, lambda m: LossyActivation.of(m, self.bits, self.fit))
         targets = {n.name: str(n.target) for n in gm.graph.nodes if n.op == "call_module"}
         for site in sites:
             layer = gm.get_submodule(targets[site.node])
             yield replace(site, note=layer.extra_repr()) if isinstance(layer, LossyActivation) else site
+
+
+def _smooth(m: nn.Module) -> bool:
+    return (a := record_of(m)) is not None and a.gate is None
 
 
 def lossy(bits: int, fit: str = "normal") -> Pass:

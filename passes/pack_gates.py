@@ -11,12 +11,12 @@ from torch import fx
 
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.swap import swap
-from floorplan.layers.activations import PackedActivation, activation_refusal, is_activation
+from floorplan.layers.activations import PackedActivation, activation_refusal, record_of
 
 
 def run(gm: fx.GraphModule) -> Iterator[Site]:
     """Replace the activation modules of `gm` that have a gate."""
-    return swap(gm, is_activation, activation_refusal, PackedActivation.of)
+    return swap(gm, lambda m: record_of(m) is not None, activation_refusal, PackedActivation.of)
 
 
 PASS = Pass("pack_gates", run)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from floorplan.layers.activations import ACTIVATIONS
 from floorplan.layers.bits import layout_of
 from floorplan.ledger.fakes import Fakes
 from floorplan.ledger.macs import BACKWARD
@@ -71,11 +72,7 @@ class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _FREE = {
     f"aten::{n}" for n in "empty empty_strided empty_like empty_permuted new_empty new_empty_strided detach".split()
 }
-_OTHER = {
-    "aten::hardtanh": "clamp",
-    "aten::clamp": "clamp",
-    "aten::relu": "clamp",
-    "aten::threshold": "clamp",
+_OTHER = {f"aten::{name}": a.rate for a in ACTIVATIONS.values() for name in a.kernels.split()} | {
     "floorplan::pack_gate": "pack",
     "floorplan::apply_gate": "apply",
 }

@@ -6,13 +6,15 @@ F.relu6(x)  torch.clamp(x, 0, 1)  F.avg_pool2d(x, 2)   ->   ReLU6  Clamp(0, 1)  
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from floorplan.layers.plain import AnyBatchNorm, Clamp
+from floorplan.layers.activations import ACTIVATIONS, Activation
+from floorplan.layers.plain import AnyBatchNorm
 
 
 @dataclass(frozen=True)
@@ -46,64 +48,34 @@ def parameters(text: str) -> tuple[tuple[str, Any], ...]:
     return tuple((n, ast.literal_eval(v) if eq else ...) for n, eq, v in pairs)
 
 
-def _clamp(min: float | None = None, max: float | None = None) -> nn.Module:
-    return Clamp(min, max)
-
-
-_INPLACE = "input{} inplace=False"
-_ACTIVATIONS: tuple[tuple[str, str, Callable[..., nn.Module]], ...] = (
-    ("relu", "", nn.ReLU),
-    ("relu6", "", nn.ReLU6),
-    ("hardtanh", " min_val=-1.0 max_val=1.0", nn.Hardtanh),
-    ("leaky_relu", " negative_slope=0.01", nn.LeakyReLU),
-    ("elu", " alpha=1.0", nn.ELU),
-    ("selu", "", nn.SELU),
-    ("celu", " alpha=1.0", nn.CELU),
-    ("silu", "", nn.SiLU),
-    ("mish", "", nn.Mish),
-    ("hardswish", "", nn.Hardswish),
-    ("hardsigmoid", "", nn.Hardsigmoid),
-    ("threshold", " threshold value", nn.Threshold),
-)
-_PLAIN: tuple[tuple[str, str, Callable[..., nn.Module]], ...] = (
-    ("gelu", "input approximate='none'", nn.GELU),
-    ("softplus", "input beta=1.0 threshold=20.0", nn.Softplus),
-    ("sigmoid", "input", nn.Sigmoid),
-    ("tanh", "input", nn.Tanh),
-    ("logsigmoid", "input", nn.LogSigmoid),
-    ("softsign", "input", nn.Softsign),
-    ("clamp", "input min=None max=None", _clamp),
-    ("clip", "input min=None max=None", _clamp),
-    ("clamp_min", "input min", _clamp),
-    ("clamp_max", "input max", _clamp),
-    ("relu", "input", nn.ReLU),
-    ("selu", "input", nn.SELU),
-    ("celu", "input alpha=1.0", nn.CELU),
-)
 _MAX = "input kernel_size stride=None padding=0 dilation=1 ceil_mode=False return_indices=False"
 _AVG1 = "input kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True"
 _AVG = f"{_AVG1} divisor_override=None"
 
 
-def _functional(table: dict[Any, Spelling], methods: dict[str, Spelling]) -> None:
-    for name, extra, cls in _ACTIVATIONS:
-        spelling = Spelling(parameters(_INPLACE.format(extra)), cls)
-        inplace = Spelling(parameters(f"input{extra}"), cls, (("inplace", True),))
-        for space in (torch, F):
-            if (f := getattr(space, name, None)) is not None and space is F:
-                table[f] = spelling
-            if (f := getattr(space, f"{name}_", None)) is not None:
-                table[f] = inplace
-        if hasattr(Tensor, f"{name}_"):
-            methods[f"{name}_"] = inplace
-    for name, text, cls in _PLAIN:
-        spelling = Spelling(parameters(text), cls)
-        for space in (torch, F, torch.special):
-            if (f := getattr(space, name, None)) is not None:
-                table.setdefault(f, spelling)
-        if hasattr(Tensor, name):
-            methods[name] = spelling
-    table[torch.special.expit] = table[torch.sigmoid]
+def _activations(table: dict[Any, Spelling], methods: dict[str, Spelling]) -> None:
+    for a in (a for a in ACTIVATIONS.values() if a.spelled):
+        make, inplace = a.make or a.kind, (("inplace", True),)
+        for name in a.functions.split():
+            own = a.arguments.get(name)
+            takes = (("input", ...), *(parameters(own) if own else _options(a)))
+            flagged = Spelling((*takes, ("inplace", False)) if a.inplace and not own else takes, make)
+            plain, within = Spelling(takes, make), Spelling(takes, make, inplace)
+            for space in (F, torch, torch.special):
+                if hasattr(space, name):
+                    table.setdefault(getattr(space, name), flagged if space is F else plain)
+                if a.inplace and hasattr(space, f"{name}_"):
+                    table[getattr(space, f"{name}_")] = within
+            if hasattr(Tensor, name):
+                methods[name] = plain
+            if a.inplace and hasattr(Tensor, f"{name}_"):
+                methods[f"{name}_"] = within
+
+
+def _options(a: Activation) -> tuple[tuple[str, Any], ...]:
+    """What a function takes beside its input: the options of the module, and their defaults."""
+    of = signature(a.kind).parameters
+    return tuple((n, ... if of[n].default is Parameter.empty else of[n].default) for n in a.options)
 
 
 def _pools(table: dict[Any, Spelling]) -> None:
@@ -126,12 +98,14 @@ def _pools(table: dict[Any, Spelling]) -> None:
 def _tables() -> tuple[dict[Any, Spelling], dict[str, Spelling]]:
     functions: dict[Any, Spelling] = {}
     methods: dict[str, Spelling] = {}
-    _functional(functions, methods)
+    _activations(functions, methods)
     _pools(functions)
     return functions, methods
 
 
 FUNCTIONS, METHODS = _tables()
+# In place where no module is.
+NO_MODULE = {f"{f}_" for a in ACTIVATIONS.values() if a.spelled and not a.inplace for f in a.functions.split()}
 
 _DROP = "input p=0.5 training=True inplace=False"
 _ALPHA = "input p=0.5 training=False inplace=False"

@@ -1,15 +1,15 @@
-"""Layers that keep packed bits instead of a map for their backward pass.
+"""Activations: one record for each, which everything else reads, and the layer that keeps one bit of them.
 
     y = act(z)       keeps 1 bit an element: lo < z < hi
     gz = g*inside where the bit is 1, g*outside where it is 0
 
-`gate_of` is the table of what can be gated. Pools and dropouts have their own files and are
-re-exported here: this is the one place to import compact layers from.
+To add an activation, add its record to ACTIVATIONS.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import torch
@@ -17,24 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from floorplan.layers.average_pools import ShapeAdaptiveAvgPool, ShapeAvgPool
+from floorplan.layers import smooth
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
-from floorplan.layers.dropout import PackedDropout, dropout_refusal
 from floorplan.layers.layer import Layer
-from floorplan.layers.max_pools import PackedMaxPool, pool_refusal
-
-__all__ = [
-    "Gate",
-    "PackedActivation",
-    "PackedDropout",
-    "PackedMaxPool",
-    "ShapeAdaptiveAvgPool",
-    "ShapeAvgPool",
-    "activation_refusal",
-    "dropout_refusal",
-    "gate_of",
-    "pool_refusal",
-]
+from floorplan.layers.plain import CLAMP_PASSES, Clamp
 
 SIXTH = 0.1666666716337204  # 1/6 in float32: what torch's Hardsigmoid multiplies by in every dtype
 
@@ -50,8 +36,54 @@ class Gate:
     outside: float
 
 
-def _above(threshold: float, outside: float) -> Gate:
+@dataclass(frozen=True)
+class Activation:
+    """All that is known of one activation."""
+
+    kind: type[nn.Module]
+    word: str  # what names of its family contain: ops, and classes of others
+    functions: str = ""  # names in torch and of methods
+    kernels: str = ""  # aten ops that make one map, like the first argument
+    gate: Callable[[Any], Gate | str] | None = None  # of a module, or why this one has none
+    ungated: tuple[str, str] = ("", "")  # why no module has one, and what to train with instead
+    derivative: Callable[..., smooth.Known] | None = None  # from the options
+    rate: str = "all"  # how fast its kernels run: the kind that a roofline knows
+    spelled: bool = True  # a call of a function is rewritten to the module
+    moded: bool = False  # its gate follows train() and eval()
+    arguments: Mapping[str, str] = field(default_factory=dict)  # of functions that take other ones than the options
+    make: Callable[..., nn.Module] | None = None  # from these arguments
+
+    @property
+    def name(self) -> str:
+        """The class's name."""
+        return self.kind.__name__
+
+    @property
+    def inplace(self) -> bool:
+        """Whether it can overwrite its input."""
+        return "inplace" in signature(self.kind).parameters
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of constructor arguments, in-place flag apart."""
+        found = signature(self.kind).parameters.values()
+        return tuple(p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in _NO_OPTIONS)
+
+    @property
+    def ends_sites(self) -> bool:
+        """Whether a fused conv may end in it: one gate for all channels and both modes, in place."""
+        return self.gate is not None and self.inplace and not self.moded
+
+
+_NO_OPTIONS = frozenset("inplace init device dtype min_value max_value".split())
+
+
+def _above(threshold: float, outside: float = 0.0) -> Gate:
     return Gate(float(threshold), math.inf, False, 1.0, float(outside))
+
+
+def _inside(lo: float, hi: float, inside: float = 1.0) -> Gate:
+    return Gate(float(lo), float(hi), False, inside, 0.0)
 
 
 def _shrink(m: Any) -> Gate:
@@ -70,80 +102,108 @@ def _prelu(m: Any) -> str:
     return "PReLU has a slope for each channel; kept packed as a layer of its own, not inside a site"
 
 
-GATES: dict[type[nn.Module], Callable[[Any], Gate | str]] = {
-    nn.ReLU: lambda m: _above(0.0, 0.0),
-    nn.ReLU6: lambda m: Gate(0.0, 6.0, False, 1.0, 0.0),
-    nn.Hardtanh: lambda m: Gate(float(m.min_val), float(m.max_val), False, 1.0, 0.0),
-    nn.LeakyReLU: lambda m: _above(0.0, m.negative_slope),
-    nn.Threshold: lambda m: _above(m.threshold, 0.0),
-    nn.Hardsigmoid: lambda m: Gate(-3.0, 3.0, False, SIXTH, 0.0),
-    nn.Hardshrink: _shrink,
-    nn.Softshrink: _shrink,
-    nn.RReLU: _rrelu,
-    nn.PReLU: _prelu,
-}
+def _clamp(m: Any) -> Gate:
+    lo, hi = -math.inf if m.low is None else m.low, math.inf if m.high is None else m.high
+    return Gate(float(lo), float(hi), CLAMP_PASSES, 1.0, 0.0)
+
 
 _CURVED = "its derivative is a curve, not two values"
 _OF_OUTPUT = "its derivative is a curve of its output"
-_OPTIONS = "recompute it exactly, keep a few-bit derivative (lossy), or train with {}"
-UNGATEABLE: dict[type[nn.Module], tuple[str, str]] = {
-    nn.SiLU: (_CURVED, "ReLU6"),
-    nn.Hardswish: ("its derivative is a line between -3 and 3", "ReLU6"),
-    nn.GELU: (_CURVED, "ReLU"),
-    nn.Mish: (_CURVED, "ReLU6"),
-    nn.ELU: ("its derivative is a curve below 0", "LeakyReLU"),
-    nn.CELU: ("its derivative is a curve below 0", "LeakyReLU"),
-    nn.SELU: ("its derivative is a curve below 0", "LeakyReLU"),
-    nn.Sigmoid: (_OF_OUTPUT, "Hardsigmoid"),
-    nn.LogSigmoid: (_CURVED, "Hardsigmoid"),
-    nn.Tanh: (_OF_OUTPUT, "Hardtanh"),
-    nn.Softplus: (_CURVED, "ReLU"),
-    nn.Softsign: (_CURVED, "Hardtanh"),
-    nn.Tanhshrink: (_CURVED, "Softshrink"),
-    nn.GLU: ("it is a product and needs both factors", "ReLU"),
-    nn.Softmax: (_OF_OUTPUT, "no softmax inside the network"),
-    nn.Softmax2d: (_OF_OUTPUT, "no softmax inside the network"),
-    nn.LogSoftmax: (_OF_OUTPUT, "a loss that takes logits"),
-}
+_BELOW = ("its derivative is a curve below 0", "LeakyReLU")
+_LINE = ("its derivative is a line between -3 and 3", "ReLU6")
+_NO_SOFTMAX = (_OF_OUTPUT, "no softmax inside the network")
+_RECORDS = (
+    Activation(nn.ReLU, "relu", "relu", "relu", lambda m: _above(0.0), rate="clamp"),
+    Activation(nn.ReLU6, "relu", "relu6", "hardtanh", lambda m: _inside(0.0, 6.0), rate="clamp"),
+    Activation(nn.Hardtanh, "tanh", "hardtanh", "hardtanh", lambda m: _inside(m.min_val, m.max_val), rate="clamp"),
+    Activation(nn.LeakyReLU, "relu", "leaky_relu", "leaky_relu", lambda m: _above(0.0, m.negative_slope)),
+    Activation(nn.Threshold, "threshold", "threshold", "threshold", lambda m: _above(m.threshold), rate="clamp"),
+    Activation(nn.Hardsigmoid, "sigmoid", "hardsigmoid", "hardsigmoid", lambda m: _inside(-3.0, 3.0, SIXTH)),
+    Activation(nn.Hardshrink, "shrink", "hardshrink", "hardshrink", _shrink),
+    Activation(nn.Softshrink, "shrink", "softshrink", "softshrink", _shrink),
+    Activation(nn.RReLU, "relu", "rrelu", "", _rrelu, spelled=False, moded=True),
+    Activation(nn.PReLU, "relu", "prelu", "", _prelu, spelled=False),
+    Activation(
+        Clamp,
+        "clamp",
+        "clamp clip clamp_min clamp_max",
+        "clamp clamp_min clamp_max",
+        _clamp,
+        rate="clamp",
+        arguments={"clamp": "min=None max=None", "clip": "min=None max=None", "clamp_min": "min", "clamp_max": "max"},
+        make=lambda min=None, max=None, inplace=False: Clamp(min, max, inplace),
+    ),
+    Activation(nn.SiLU, "silu", "silu", "silu", None, (_CURVED, "ReLU6"), smooth.silu),
+    Activation(nn.Hardswish, "swish", "hardswish", "hardswish", None, _LINE, smooth.hardswish),
+    Activation(nn.GELU, "gelu", "gelu", "gelu", None, (_CURVED, "ReLU"), smooth.gelu),
+    Activation(nn.Mish, "mish", "mish", "mish", None, (_CURVED, "ReLU6"), smooth.mish),
+    Activation(nn.ELU, "elu", "elu", "elu", None, _BELOW, smooth.elu),
+    Activation(nn.CELU, "elu", "celu", "celu", None, _BELOW),
+    Activation(nn.SELU, "elu", "selu", "elu", None, _BELOW),
+    Activation(nn.Sigmoid, "sigmoid", "sigmoid expit", "sigmoid", None, (_OF_OUTPUT, "Hardsigmoid"), smooth.sigmoid),
+    Activation(nn.LogSigmoid, "sigmoid", "logsigmoid", "", None, (_CURVED, "Hardsigmoid")),
+    Activation(nn.Tanh, "tanh", "tanh", "tanh", None, (_OF_OUTPUT, "Hardtanh"), smooth.tanh),
+    Activation(nn.Softplus, "soft", "softplus", "softplus", None, (_CURVED, "ReLU"), smooth.softplus),
+    Activation(nn.Softsign, "soft", "softsign", "", None, (_CURVED, "Hardtanh")),
+    Activation(nn.Tanhshrink, "shrink", "tanhshrink", "", None, (_CURVED, "Softshrink")),
+    Activation(nn.GLU, "glu", "glu", "", None, ("it is a product and needs both factors", "ReLU"), spelled=False),
+    Activation(nn.Softmax, "soft", "softmax", "", None, _NO_SOFTMAX, spelled=False),
+    Activation(nn.Softmax2d, "soft", "", "", None, _NO_SOFTMAX),
+    Activation(nn.LogSoftmax, "soft", "log_softmax", "", None, (_OF_OUTPUT, "a loss that takes logits"), spelled=False),
+)
+ACTIVATIONS: dict[type[nn.Module], Activation] = {a.kind: a for a in _RECORDS}
+NAMED: dict[str, Activation] = {a.name: a for a in _RECORDS}
+_GATED = ", ".join(a.name for a in _RECORDS if a.gate)
+
+
+def record_of(module: nn.Module) -> Activation | None:
+    """What is known of an activation; a subclass may compute something else."""
+    return ACTIVATIONS.get(type(module))
 
 
 def gate_of(module: nn.Module) -> Gate | str:
     """The gate of a two-valued activation, or why it has none and what can be done instead."""
-    kind = type(module)  # exact: a subclass may compute something else
-    if kind in GATES:
-        return GATES[kind](module)
-    if kind in UNGATEABLE:
-        why, other = UNGATEABLE[kind]
-        return f"{kind.__name__} cannot be gated, {why}; {_OPTIONS.format(other)}"
-    return f"{kind.__name__} is not known to have a two-valued derivative; use one of {_known()}"
-
-
-def _known() -> str:
-    return ", ".join(k.__name__ for k in GATES)
-
-
-def is_activation(module: nn.Module) -> bool:
-    """Whether the tables know this class as an activation."""
-    return type(module) in GATES or type(module) in UNGATEABLE
+    a, name = record_of(module), type(module).__name__
+    if a is None:
+        return f"{name} is not known to have a two-valued derivative; use one of {_GATED}"
+    if a.gate is not None:
+        return a.gate(module)
+    why, other = a.ungated
+    return (
+        f"{name} cannot be gated, {why}; recompute it exactly, keep a few-bit derivative (lossy), or train with {other}"
+    )
 
 
 def activation_refusal(module: nn.Module) -> str:
     """Why PackedActivation cannot stand for `module`; "" if it can."""
     if type(module) is nn.PReLU and not module.weight.requires_grad:
         return ""
-    gate = gate_of(module)
-    return gate if isinstance(gate, str) else ""
+    return gate if isinstance(gate := gate_of(module), str) else ""
 
 
-_OPTION_NAMES: dict[str, tuple[str, ...]] = {
-    "Hardtanh": ("min_val", "max_val"),
-    "LeakyReLU": ("negative_slope",),
-    "Threshold": ("threshold", "value"),
-    "Hardshrink": ("lambd",),
-    "Softshrink": ("lambd",),
-    "RReLU": ("lower", "upper"),
-    "PReLU": ("num_parameters",),
-}
+def options_of(module: nn.Module) -> dict[str, Any]:
+    """Constructor arguments of an activation, in-place flag apart."""
+    a = record_of(module)
+    return {n: getattr(module, n) for n in a.options} if a is not None else {}
+
+
+def ends_site(module: nn.Module) -> bool:
+    """Whether a fused conv may end in this activation."""
+    return (a := record_of(module)) is not None and a.ends_sites
+
+
+def act_config(act: nn.Module | None) -> dict[str, Any] | None:
+    """A site's activation as plain data."""
+    return None if act is None else {"name": type(act).__name__, "options": options_of(act)}
+
+
+def act_of(data: dict[str, Any] | None, inplace: bool = True) -> nn.Module | None:
+    """A site's activation from plain data; ValueError for one that ends no site."""
+    if data is None:
+        return None
+    if (a := NAMED.get(data["name"])) is None or not a.ends_sites:
+        raise ValueError(f"{data['name']} ends no site")
+    return a.kind(**data["options"], inplace=inplace)
 
 
 class PackedActivation(Layer):
@@ -158,13 +218,11 @@ class PackedActivation(Layer):
 
     def __init__(self, name: str, options: dict[str, Any] | None = None) -> None:
         super().__init__()
-        kinds = {k.__name__: k for k in GATES}
-        if name not in kinds:
-            raise ValueError(f"PackedActivation: {name} has no gate; use one of {_known()}")
+        if (known := NAMED.get(name)) is None or known.gate is None:
+            raise ValueError(f"PackedActivation: {name} has no gate; use one of {_GATED}")
         self.name, self.options = name, dict(options or {})
-        prelu = name == "PReLU"
-        self.act = None if prelu else kinds[name](**self.options)
-        slope = torch.full((self.options.get("num_parameters", 1),), 0.25) if prelu else None
+        self.act = None if known.kind is nn.PReLU else known.kind(**self.options)
+        slope = torch.full((self.options.get("num_parameters", 1),), 0.25) if self.act is None else None
         self.register_buffer("slope", slope)
 
     @classmethod
@@ -172,8 +230,7 @@ class PackedActivation(Layer):
         """The packed twin of an activation; ValueError with the reason if it has none."""
         if why := activation_refusal(module):
             raise ValueError(why)
-        name = type(module).__name__
-        new = cls(name, {n: getattr(module, n) for n in _OPTION_NAMES.get(name, ())})
+        new = cls(type(module).__name__, options_of(module))
         if isinstance(module, nn.PReLU):
             new.slope = module.weight.detach().clone()
         return new.train(module.training)
@@ -201,8 +258,7 @@ class PackedActivation(Layer):
         if self.act is None:
             assert self.slope is not None
             slope = self.slope.to(z.dtype)
-            y = _GatedPReLU.apply(z, slope) if keeps else F.prelu(z, slope)  # type: ignore[no-untyped-call]
-            return y
+            return _GatedPReLU.apply(z, slope) if keeps else F.prelu(z, slope)  # type: ignore[no-any-return,no-untyped-call]
         gate = gate_of(self.act) if keeps else ""
         if isinstance(gate, str):
             return self.act(z)  # type: ignore[no-any-return]

@@ -20,15 +20,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from floorplan.cost_models.paper_macs import Macs
-from floorplan.layers.activations import Gate, gate_of
+from floorplan.layers.activations import Gate, act_config, act_of, gate_of
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
 from floorplan.layers.geometry import Geometry, conv, conv_input_grad, pad, padded_size, unpad
 from floorplan.layers.layer import Adapter, Layer, PlainConv, PlainNorm
 from floorplan.layers.lowrank import merge, project, q_grad, up_grad
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    c.__name__: c for c in (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.LeakyReLU, nn.Threshold, nn.Hardsigmoid)
-}
 
 
 def _orthonormal(draw: Tensor) -> Tensor:
@@ -92,8 +88,8 @@ class FusedConv(Adapter):
         self.gate: Gate | None = None
         if rank:
             self._allocate(rank)
-        if act is not None:
-            self.set_activation(ACTIVATIONS[act["name"]](**act["options"]))
+        if (ends := act_of(act)) is not None:
+            self.set_activation(ends)
 
     def _allocate(self, rank: int) -> Tensor:
         g, k, like = self.geo.groups, list(self.geo.kernel), self.weight
@@ -116,19 +112,17 @@ class FusedConv(Adapter):
         gate = gate_of(act)
         if isinstance(gate, str):
             raise ValueError(gate)
-        options = activation_options(act)
-        self.act, self.gate = ACTIVATIONS[type(act).__name__](**options, inplace=True), gate
+        self.act, self.gate = act_of(act_config(act)), gate
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments as plain data."""
-        act = self.act
         return {
             "geometry": self.geo.config(),
             "weight": list(self.weight.shape),
             "bias": self.bias is not None,
             "scale": self.scale is not None,
             "rank": self.rank,
-            "act": act and {"name": type(act).__name__, "options": activation_options(act)},
+            "act": act_config(self.act),
             "form": self.form,
         }
 
@@ -155,7 +149,7 @@ class FusedConv(Adapter):
 
     def plain_form(self) -> PlainConv:
         """One conv and its activation."""
-        act = None if self.act is None else outofplace(self.act)
+        act = act_of(act_config(self.act), inplace=False)
         return PlainConv(self.geo, self.merged(self.weight.dtype).detach(), self.bias, act)
 
     def bottleneck(self, x: Tensor) -> Tensor | None:
@@ -189,7 +183,8 @@ class FusedConv(Adapter):
         if self.plain:
             z = self.value(x, self.merged(x.dtype))
             z = z if skip is None else z + skip
-            return z if self.act is None else outofplace(self.act)(z)
+            act = act_of(act_config(self.act), inplace=False)
+            return z if act is None else act(z)
         if not torch.is_grad_enabled():
             z = _add(self.value(x, self.merged(x.dtype)), skip)
             return z if self.act is None else self.act(z)
@@ -199,21 +194,6 @@ class FusedConv(Adapter):
     def value(self, x: Tensor, w: Tensor) -> Tensor:
         """conv(pad(x), w) + bias."""
         return conv(pad(x, self.geo), w, _cast(self.bias, x), self.geo, self.groups(x))
-
-
-def activation_options(act: nn.Module) -> dict[str, Any]:
-    """Constructor arguments of a gateable activation, in-place flag apart."""
-    names = {
-        nn.Hardtanh: ("min_val", "max_val"),
-        nn.LeakyReLU: ("negative_slope",),
-        nn.Threshold: ("threshold", "value"),
-    }
-    return {n: getattr(act, n) for n in names.get(type(act), ())}
-
-
-def outofplace(act: nn.Module) -> nn.Module:
-    """A site's activation as a layer of its own."""
-    return ACTIVATIONS[type(act).__name__](**activation_options(act))
 
 
 def _cast(t: Tensor | None, like: Tensor) -> Tensor | None:

@@ -21,11 +21,12 @@ from torch.autograd.function import once_differentiable
 
 from floorplan.cost_models import levels as fit_levels
 from floorplan.cost_models.levels import Floats
+from floorplan.layers.activations import ACTIVATIONS, NAMED, options_of, record_of
 from floorplan.layers.bits import CPU_SEGMENT, SEGMENT, _flat, _format, _pack_torch, _unpack_torch, layout_of
 from floorplan.layers.layer import Layer
-from floorplan.layers.smooth import DERIVATIVES, options_of
 
 FITS = ("normal", "minimax")
+SMOOTH = {a.name: a.derivative for a in ACTIVATIONS.values() if a.derivative}
 _STORED = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
 _SAMPLE = 1024  # quantiles of N(0, 1) that the levels are fitted to
 _ROUNDING = 2.0**-18  # what float32 may add to the error of a level
@@ -44,7 +45,7 @@ class Table:
 @cache
 def table(name: str, options: tuple[tuple[str, Any], ...], bits: int, fit: str, single: bool) -> Table:
     """The levels of an activation's derivative and where they change; `single`: edges are float32 numbers."""
-    derivative, reach, jumps = DERIVATIVES[name](**dict(options))
+    derivative, reach, jumps = SMOOTH[name](**dict(options))
     kind = np.float32 if single else np.float64
     grid = _grid(reach, jumps, kind)
     values = derivative(grid)
@@ -142,14 +143,14 @@ class LossyActivation(Layer):
 
     def __init__(self, name: str, bits: int, options: dict[str, Any] | None = None, fit: str = "normal") -> None:
         super().__init__()
-        if name not in DERIVATIVES:
-            raise ValueError(f"LossyActivation: {name} is not known; use one of {', '.join(DERIVATIVES)}")
+        if name not in SMOOTH:
+            raise ValueError(f"LossyActivation: {name} is not known; use one of {', '.join(SMOOTH)}")
         if isinstance(bits, bool) or bits not in _STORED:
             raise ValueError(f"LossyActivation: {bits} bits; use 1 to 8")
         if fit not in FITS:
             raise ValueError(f"LossyActivation: fit {fit} is not known; use {' or '.join(FITS)}")
         self.name, self.bits, self.options, self.fit = name, bits, dict(options or {}), fit
-        self.act = getattr(nn, name)(**self.options)
+        self.act = NAMED[name].kind(**self.options)
 
     @classmethod
     def of(cls, module: nn.Module, bits: int, fit: str = "normal") -> "LossyActivation":
@@ -164,7 +165,7 @@ class LossyActivation(Layer):
 
     def plain_form(self) -> nn.Module:
         """torch's own."""
-        return self.act  # type: ignore[no-any-return]
+        return self.act
 
     @property
     def packed_bits(self) -> float:
@@ -208,10 +209,10 @@ class LossyActivation(Layer):
 
 def lossy_refusal(module: nn.Module) -> str:
     """Why LossyActivation cannot stand for `module`; "" if it can."""
-    name = type(module).__name__
-    if getattr(nn, name, None) is type(module) and name in DERIVATIVES:
+    a = record_of(module)
+    if a is not None and a.derivative is not None:
         return ""
-    return f"{name} has no few-bit derivative; known are {', '.join(DERIVATIVES)}"
+    return f"{type(module).__name__} has no few-bit derivative; known are {', '.join(SMOOTH)}"
 
 
 class _Lossy(torch.autograd.Function):

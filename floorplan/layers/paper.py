@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from floorplan.cost_models.paper_macs import Macs
-from floorplan.layers.activations import gate_of
+from floorplan.layers.activations import act_config, act_of, gate_of
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
-from floorplan.layers.fused import ACTIVATIONS, activation_options, outofplace
 from floorplan.layers.geometry import (
     Geometry,
     conv,
@@ -79,12 +78,11 @@ class PaperSite(Adapter):
             # The published layer carries a BatchNorm and a shift of q that this form never reads.
             self.register_buffer("unread", torch.zeros(5, rank))
             self.register_buffer("unread_batches", torch.zeros((), dtype=torch.int64))
-        self.act = None if act is None else ACTIVATIONS[act["name"]](**act["options"], inplace=True)
+        self.act = act_of(act)
         self.gate = None if self.act is None else gate_of(self.act)
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments as plain data."""
-        act = self.act
         return {
             "channels": self.channels,
             "geometry": None if self.geo is None else self.geo.config(),
@@ -92,7 +90,7 @@ class PaperSite(Adapter):
             "bias": self.bias is not None,
             "rank": self.rank,
             "eps": self.eps,
-            "act": act and {"name": type(act).__name__, "options": activation_options(act)},
+            "act": act_config(self.act),
         }
 
     def axes(self) -> dict[str, str]:
@@ -105,7 +103,7 @@ class PaperSite(Adapter):
 
     def plain_form(self) -> PlainConv | PlainNorm | None:
         """One conv with the BatchNorm folded in, or the BatchNorm alone; and the activation."""
-        act = None if self.act is None else outofplace(self.act)
+        act = act_of(act_config(self.act), inplace=False)
         if self.weight is None or self.geo is None:
             return PlainNorm(self.mean, self.var, self.gamma, self.beta, self.eps, act)
         a = self.gamma / torch.sqrt(self.var + self.eps)

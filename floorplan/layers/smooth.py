@@ -2,10 +2,8 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from torch import nn
 
 from floorplan.cost_models.levels import Floats
 
@@ -49,34 +47,25 @@ def _sigmoid(z: Floats) -> Floats:
     return s * (1.0 - s)
 
 
-def _elu(alpha: float = 1.0) -> Known:
-    return lambda z: np.where(z > 0.0, 1.0, alpha * np.exp(np.minimum(z, 0.0))), FAR, (0.0,)
+def _plain(derivative: Derivative, *jumps: float) -> Callable[[], Known]:
+    return lambda: (derivative, FAR, jumps)
 
 
-def _softplus(beta: float = 1.0, threshold: float = 20.0) -> Known:
-    reach = FAR * max(1.0, 1.0 / abs(beta), abs(threshold / beta) / FAR * 1.1)
-    return lambda z: np.where(z * beta > threshold, 1.0, _logistic(beta * z)), reach, (threshold / beta,)
+silu, mish, sigmoid = _plain(_silu), _plain(_mish), _plain(_sigmoid)
+hardswish, tanh = _plain(_hardswish, -3.0, 3.0), _plain(lambda z: 1.0 - np.tanh(z) ** 2)
 
 
-def _gelus(approximate: str = "none") -> Known:
+def gelu(approximate: str = "none") -> Known:
+    """Of GELU."""
     return (_gelu_tanh if approximate == "tanh" else _gelu), FAR, ()
 
 
-# activation -> what is known of its derivative, from its options
-DERIVATIVES: dict[str, Callable[..., Known]] = {
-    "SiLU": lambda: (_silu, FAR, ()),
-    "Hardswish": lambda: (_hardswish, FAR, (-3.0, 3.0)),
-    "GELU": _gelus,
-    "Mish": lambda: (_mish, FAR, ()),
-    "ELU": _elu,
-    "Tanh": lambda: (lambda z: 1.0 - np.tanh(z) ** 2, FAR, ()),
-    "Sigmoid": lambda: (_sigmoid, FAR, ()),
-    "Softplus": _softplus,
-}
-
-_OPTIONS = {"GELU": ("approximate",), "ELU": ("alpha",), "Softplus": ("beta", "threshold")}
+def elu(alpha: float = 1.0) -> Known:
+    """Of ELU."""
+    return lambda z: np.where(z > 0.0, 1.0, alpha * np.exp(np.minimum(z, 0.0))), FAR, (0.0,)
 
 
-def options_of(module: nn.Module) -> dict[str, Any]:
-    """Constructor arguments of an activation, in-place flag apart."""
-    return {n: getattr(module, n) for n in _OPTIONS.get(type(module).__name__, ())}
+def softplus(beta: float = 1.0, threshold: float = 20.0) -> Known:
+    """Of Softplus."""
+    reach = FAR * max(1.0, 1.0 / abs(beta), abs(threshold / beta) / FAR * 1.1)
+    return lambda z: np.where(z * beta > threshold, 1.0, _logistic(beta * z)), reach, (threshold / beta,)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from floorplan.layers.activations import ACTIVATIONS
 from floorplan.ledger.recurrent import LAYER, LAYER_BACKWARD, two_bias_gradients, with_workspace
 from floorplan.torch_doors import (
     BATCH_NORMS,
@@ -127,12 +128,8 @@ _CORRECTIONS: dict[Any, Callable[[Sequence[Any], Any], Any]] = {
 }
 
 
-_IN_PLACE = frozenset(
-    f"{name}_" for name in "relu hardtanh clamp clamp_min hardsigmoid hardswish silu leaky_relu elu zero".split()
-)
-_POINTWISE = frozenset(
-    "relu hardtanh hardsigmoid hardswish silu sigmoid tanh gelu leaky_relu elu mish softplus".split()
-)
+_POINTWISE = frozenset(name for a in ACTIVATIONS.values() for name in a.kernels.split())
+_IN_PLACE = frozenset(f"{name}_" for name in _POINTWISE | {"zero"})
 
 
 def _shortcut(func: Any, args: Sequence[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from torch import fx, nn
 
+from floorplan.layers.activations import ACTIVATIONS
 from floorplan.layers.layer import Adapter, Layer
 from floorplan.ledger.recorder import Saved
 
@@ -11,26 +12,9 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("normalization", ("norm", "affine")),
     ("convolution", ("conv",)),
     ("pooling", ("pool",)),
-    (
-        "activation",
-        (
-            "relu",
-            "silu",
-            "swish",
-            "gelu",
-            "sigmoid",
-            "tanh",
-            "elu",
-            "mish",
-            "soft",
-            "clamp",
-            "activation",
-            "shrink",
-            "threshold",
-            "glu",
-        ),
-    ),
+    ("activation", ("activation", *dict.fromkeys(a.word for a in ACTIVATIONS.values()))),
 )
+_SPELLED = {name for a in ACTIVATIONS.values() for name in a.functions.split()}
 
 WHY = {
     "activation": "the activation's derivative is computed from its input or its result",
@@ -58,7 +42,7 @@ def pillar_of(s: Saved, gm: nn.Module | None, packed: bool) -> str:
     for pillar, words in _KINDS:
         if any(w in name for w in words):
             return pillar
-    return "other"
+    return "activation" if name.rstrip("_") in _SPELLED else "other"
 
 
 def site_groups(s: Saved, gm: fx.GraphModule) -> int | None:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from floorplan.errors import FloorplanError
-from floorplan.graph.edit import calls_of, free_path, set_module
+from floorplan.graph.edit import calls_of, free_path, module_calls, set_module
 from floorplan.layers.adapter import adapters
 from floorplan.layers.geometry import Geometry
 from floorplan.layers.layer import Adapter, Layer, PlainCall, PlainConv, PlainNorm
@@ -49,11 +49,11 @@ def merge(module: fx.GraphModule) -> fx.GraphModule:
             _to_conv(gm, path, layer, form, known)
         elif isinstance(form, PlainNorm):
             _to_norm(gm, path, layer, form)
-        elif isinstance(form, PlainCall):
-            for node in calls_of(gm, path):
-                node.op, node.target, node.args = "call_function", form.function, (*node.args, *form.args)
-        elif form is not None:
+        elif isinstance(form, nn.Module):
             set_module(gm, path, form)
+    for node, layer in module_calls(gm, Layer):  # those that a plain form holds, too
+        if isinstance(form := plain_form(layer), PlainCall):
+            node.op, node.target, node.args = "call_function", form.function, (*node.args, *form.args)
     gm.delete_all_unused_submodules()
     gm.graph.lint()
     gm.recompile()

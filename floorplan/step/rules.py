@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from floorplan.layers.activations import Gate, PackedActivation, gate_of
+from floorplan.layers.activations import ACTIVATIONS, PackedActivation
 from floorplan.layers.fused import ChannelAffine, FusedConv
 from floorplan.layers.geometry import out_size
 from floorplan.step.ir import Instr
@@ -187,7 +187,8 @@ def _act_forward(c: Context, node: fx.Node) -> None:
     (x,), ref = tensors(node), c.ref(node)
     if node.name in c.learns:
         c.forward.append(Instr(node.name, (f"b_{node.name}",), f"bits_of({{0}}, {ref}.act)", (x.name,)))
-    c.forward.append(Instr(node.name, (node.name,), f"{ref}.act({{0}})", (x.name,), inplace=f"act_({{0}}, {ref}.act)"))
+    into = f"act_({{0}}, {ref}.act)" if ACTIVATIONS[type(c.module(node).act)].inplace else ""
+    c.forward.append(Instr(node.name, (node.name,), f"{ref}.act({{0}})", (x.name,), inplace=into))
 
 
 def _act_backward(c: Context, node: fx.Node, g: str) -> None:
@@ -246,7 +247,7 @@ def _module_rule(m: Any, args: list[Tensor], out: Tensor) -> Rule | None:
         return RULES["site"] if fills and skip else None
     if type(m) is ChannelAffine and args[0].dim() > 2:
         return RULES["affine"]
-    if type(m) is PackedActivation and m.act is not None and isinstance(gate_of(m.act), Gate):
+    if type(m) is PackedActivation and m.act is not None and not ACTIVATIONS[type(m.act)].moded:
         return RULES["activation"]
     return None
 

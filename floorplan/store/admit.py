@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from floorplan.errors import LoadError
+from floorplan.layers.activations import ACTIVATIONS
 from floorplan.store.recognize import load_error
 from floorplan.text import describe
 
@@ -57,24 +58,7 @@ _PLAIN = {
     "torch.storage.TypedStorage",
     "torch.storage.UntypedStorage",
 }
-_ACTIVATIONS = {
-    "celu",
-    "elu",
-    "gelu",
-    "glu",
-    "hardsigmoid",
-    "hardswish",
-    "hardtanh",
-    "leaky_relu",
-    "mish",
-    "relu",
-    "relu6",
-    "selu",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "tanh",
-}
+_FUNCTIONS = {f for a in ACTIVATIONS.values() for f in a.functions.split() if hasattr(nn.functional, f)}
 _OWN_REASONS = {
     "torch.fx": "a pickled fx.GraphModule is rebuilt by running source text in the file; "
     "save the module it was traced from",
@@ -135,7 +119,7 @@ def admit(name: str, path: str, allow: Sequence[str]) -> Any:
         return load_error(path, f"refused {name}: {why}")
 
     module, _, attribute = name.rpartition(".")
-    if module == "torch.nn.functional" and attribute in _ACTIVATIONS:
+    if module == "torch.nn.functional" and attribute in _FUNCTIONS:
         return getattr(torch.nn.functional, attribute)
     if not all(part.isidentifier() for part in name.split(".")):
         raise refuse("not the name of a class")

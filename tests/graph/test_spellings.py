@@ -1,6 +1,7 @@
 """Every spelling of an activation or a pool becomes its module."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -9,6 +10,8 @@ import torch.nn.functional as F
 from canonical_nets import Net, X, canonical
 from torch import Tensor
 
+from floorplan.layers.activations import ACTIVATIONS as RECORDS
+from floorplan.layers.activations import Activation, options_of
 from floorplan.layers.plain import Clamp
 
 ACTIVATIONS: list[tuple[Callable[[Tensor], Tensor], str]] = [
@@ -85,8 +88,39 @@ def test_pools(fn: Callable[[Tensor], Tensor], module: str) -> None:
     assert text.partition(" = ")[2] == f"{module} <- x" and list(log.values()) == [""]
 
 
-def test_clamp_passes_the_gradient_at_its_bounds() -> None:
-    x = torch.tensor([0.0, 0.5, 6.0, 7.0], requires_grad=True)
-    Clamp(0, 6)(x).sum().backward()
-    assert x.grad is not None and x.grad.tolist() == [1, 1, 1, 0]
-    assert Clamp(**Clamp(0, None).config()).config() == {"low": 0, "high": None}
+GIVEN = {"threshold": 0.1, "value": -0.5, "min": -0.25, "max": 0.5}
+ATTRIBUTES = {"min": "low", "max": "high"}
+
+
+def spellings(a: Activation) -> Iterator[tuple[Callable[..., Tensor], dict[str, Any], bool]]:
+    """(a function of x, the arguments it is given, whether it works in place) for all that torch has."""
+    for name in a.functions.split():
+        own = a.arguments.get(name)
+        takes = [word.partition("=")[0] for word in own.split()] if own else a.options
+        given = {n: v for n, v in GIVEN.items() if n in takes}
+        for called in (name, f"{name}_") if a.inplace else (name,):
+            for space in (F, torch, torch.special):
+                if hasattr(space, called):
+                    yield partial(getattr(space, called), **given), given, called != name
+            if hasattr(Tensor, called):
+                yield lambda x, c=called, g=given: getattr(x, c)(**g), given, called != name
+        if a.inplace and not own:
+            yield partial(getattr(F, name), **given, inplace=True), given, True
+
+
+@pytest.mark.parametrize("a", [a for a in RECORDS.values() if a.spelled], ids=lambda a: a.name)
+def test_every_spelling_in_a_record_becomes_its_module(a: Activation) -> None:
+    found = list(spellings(a))
+    assert len(found) >= len(a.functions.split())
+    for f, given, inplace in found:
+        text, log, gm = canonical(Net(lambda s, x, f=f: f(x * 1)))
+        (m,) = [m for m in gm.modules() if type(m) is a.kind]
+        asked = {ATTRIBUTES.get(k, k): v for k, v in given.items()}
+        assert options_of(m) | asked == options_of(m), text
+        assert getattr(m, "inplace", False) is inplace and set(log.values()) == {""}, text
+
+
+def test_clamp_reads_back_from_its_arguments() -> None:
+    for m in (Clamp(0, None), Clamp(None, 6.0, True)):
+        assert repr(Clamp(**m.config())) == repr(m)
+    assert Clamp(0, 6).config() == {"low": 0, "high": 6}, "as files written before it worked in place"

@@ -167,6 +167,11 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     (lambda s, x: torch.add(x, x, alpha=2), "it scales what it adds (alpha)"),
     (lambda s, x: (x * 1).sigmoid_(), "sigmoid_ works in place, and no module does"),
     (lambda s, x: x.clamp(x.mean(), 3), "min is computed while running"),
+    (lambda s, x: torch.clamp(x, max=s.c.bias.reshape(1, 4, 1, 1)), "max is computed while running (reshape)"),
+    (lambda s, x: torch.clamp(x, s.n.running_var[:, None, None]), "min is computed while running (getitem)"),
+    (lambda s, x: (x * 1).clamp_max_(s.low), "max is a tensor, not a number (low)"),
+    (lambda s, x: torch.clip(x, torch.tensor(0.1), 2), "min is a tensor, not a number"),
+    (lambda s, x: torch.clamp(x, False), "its bounds are not numbers"),
     (lambda s, x: F.batch_norm(x, None, None, training=True), "it has no running statistics"),
     (
         lambda s, x: F.batch_norm(x, s.n.running_mean, s.n.running_var, training=True),
@@ -178,7 +183,7 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
 
 @pytest.mark.parametrize(("fn", "why"), REFUSED)
 def test_refusals_name_the_reason(fn: Callable[..., Any], why: str) -> None:
-    model = Net(fn, c=nn.Conv2d(4, 4, 1), n=nn.BatchNorm2d(4))
+    model = Net(fn, c=nn.Conv2d(4, 4, 1), n=nn.BatchNorm2d(4), low=nn.Parameter(torch.tensor(0.2)))
     _, log, _ = canonical(model)
     assert any(reason.startswith(why) for reason in log.values()), log
 

@@ -7,7 +7,7 @@ from hard_nets import Lambda
 from torch import Tensor, fx, nn
 
 from floorplan.graph.driver import Pass, rewrite
-from floorplan.layers.activations import PackedDropout
+from floorplan.layers.dropout import PackedDropout
 from floorplan.passes import compact_dropout
 
 

@@ -9,7 +9,7 @@ from graphs import golden
 from torch import Tensor, fx, nn
 
 from floorplan.graph.driver import Pass, rewrite
-from floorplan.layers.activations import UNGATEABLE, Gate, PackedActivation, activation_refusal, gate_of
+from floorplan.layers.activations import ACTIVATIONS, Gate, PackedActivation, activation_refusal, gate_of
 from floorplan.passes import pack_gates
 
 
@@ -140,7 +140,8 @@ output = output(_3)""",
 
 def test_golden_refusals() -> None:
     x, softmax = torch.randn(2, 4, 6, 4), (nn.Softmax, nn.LogSoftmax)
-    acts = [*(kind(1) if kind in softmax else kind() for kind in UNGATEABLE), nn.PReLU()]
+    ungated = [a.kind for a in ACTIVATIONS.values() if a.gate is None]
+    acts = [*(kind(1) if kind in softmax else kind() for kind in ungated), nn.PReLU()]
     golden(
         [pack_gates.PASS],
         nn.Sequential(*acts),
