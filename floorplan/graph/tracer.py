@@ -133,6 +133,8 @@ class Tracer(fx.Tracer):
         if kind not in ("output", "get_attr") and (now := _context()) != self.context:
             raise Refusal(next(why for why in now if now[why] != self.context[why]))
         self._settle(calling_frame())
+        if target == "self":  # which the code of a graph calls its module
+            args = (*args[:2], "self_", *args[3:])
         node = super().create_node(kind, target, *args, **kwargs)
         if line := place(user_frame()):
             self.lines[node.name] = node.meta["line"] = line

@@ -28,7 +28,7 @@ from floorplan.step.guard import Compiled, ready, refuse_mixing, trainable_names
 from floorplan.step.plan_file import options_in, read_plan, schedule_in
 from floorplan.step.program import Builder, Program
 from floorplan.step.schedule import Schedule
-from floorplan.step.source import Source, SourcePlan, source_of
+from floorplan.step.source import SourcePlan, source_of
 from floorplan.step.studied import Studied, studied
 from floorplan.torch_doors import show_source
 from floorplan.trees import arguments, tensors_in
@@ -79,9 +79,9 @@ class Step:
     @property
     def source(self) -> str:
         """The Python that runs."""
-        return self._source(False).text
+        return self._source(False)
 
-    def _source(self, marked: bool) -> Source:
+    def _source(self, marked: bool) -> str:
         s = self.schedule
         sizes = (*(m for _, m in s.stages), s.last)
         plan = SourcePlan(type(self.module).__name__, str(s).capitalize(), self.layout, s.micro_batch, sizes)
@@ -92,10 +92,10 @@ class Step:
     ) -> Callable[[Sequence[Any], Any], Tensor]:
         """The step on a model's modules, its own or their fakes; `at` is told every node and direction."""
         source = self._source(at is not None)
-        name = f"<floorplan step {hashlib.sha1(source.text.encode()).hexdigest()[:12]}>"
-        show_source(name, source.text)
-        space: dict[str, Any] = {**source.namespace, "at": at}
-        exec(compile(source.text, name, "exec"), space)
+        name = f"<floorplan step {hashlib.sha1(source.encode()).hexdigest()[:12]}>"
+        show_source(name, source)
+        space: dict[str, Any] = {"at": at}
+        exec(compile(source, name, "exec"), space)
         return space["make_step"](model, self.loss, self.mean, at)  # type: ignore[no-any-return]
 
     @property
@@ -161,7 +161,7 @@ def compiled(s: Studied, loss: str | Loss, schedule: Schedule, mean: bool = True
     step = Step(model, schedule, program, layout, run, mean)
     outputs = program.values[program.head.nodes[-1].name]
     step.guard = Compiled(
-        model, run, mean, schedule.parts, len(program.inputs), outputs, tuple(program.names), trainable_names(model)
+        model, run, mean, schedule.parts, len(program.inputs), outputs, tuple(program.refs), trainable_names(model)
     )
     step.run = step.bound(model)
     return step

@@ -51,7 +51,8 @@ def values_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
     walk = _Values(fakes.gm)
     with fakes.mode, torch.no_grad():
         walk.run(*fakes.inputs)
-    return walk.found
+    copies = zip(gm.graph.nodes, fakes.gm.graph.nodes, strict=True)  # whose names fx may have changed
+    return {n.name: walk.found[copy.name] for n, copy in copies}
 
 
 def learners(gm: fx.GraphModule, values: dict[str, Any]) -> set[str]:

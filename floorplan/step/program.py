@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from floorplan.errors import FloorplanError
 from floorplan.step.forms import branches
 from floorplan.step.ir import Function, Instr
+from floorplan.step.names import Names
 from floorplan.step.rules import Context
 from floorplan.step.schedule import WHOLE, Schedule
 from floorplan.step.stream_rules import Triple, stream_backward, stream_forward, triple, wide
@@ -51,7 +52,8 @@ class Program:
     stages: list[Stage]
     head: RegionSource
     regions: list[RegionSource]
-    names: dict[str, str]  # module path -> name in the source
+    names: Names
+    refs: dict[str, str]  # module path -> name in the source
     inputs: tuple[str, ...]
     values: dict[str, Any] = field(repr=False, default_factory=dict)
 
@@ -64,7 +66,7 @@ class Builder:
         self.values, self.learns, self.rules = s.values, s.learns, s.rules
         self.reuse, self.stream = frozenset(schedule.reuse), schedule.stream
         self.regions: list[RegionSource] = []
-        self.names: dict[str, str] = {}
+        self.names, self.refs = Names(n.name for n in s.nodes), dict[str, str]()
         self.comments = {n.name: _comment(s.gm, n, self.values.get(n.name)) for n in self.nodes}
         self.cuts = self._checked([n for n, _ in schedule.stages])
         batch = next((v.shape[0] for v in tensors_in(s.inputs) if v.dim()), 1)
@@ -73,8 +75,6 @@ class Builder:
         chosen, known = schedule.branches, {n.name for n in self.nodes}
         if strange := [n for n in (*(chosen or ()), *schedule.reuse) if n not in known]:
             raise FloorplanError(f"schedule: {strange[0]}: the model has no such node")
-        if odd := [n for n in known if not n.isidentifier()]:
-            raise FloorplanError(f"schedule: {odd[0]!r}: no name that code can have; rename the node")
         sizes = self._sizes(schedule, batch)
         self.branches = frozenset(branches(s.gm, self.values, sizes) if chosen is None else chosen)
 
@@ -117,15 +117,16 @@ class Builder:
         for nodes, results in [*parts, (body[start:], last)]:
             stages.append(self._stage(len(stages), nodes, arguments, results, owned))
             arguments, owned = results, True
-        return Program(self.gm, stages, head, self.regions, self.names, inputs, self.values)
+        return Program(self.gm, stages, head, self.regions, self.names, self.refs, inputs, self.values)
 
     def _stage(
         self, k: int, nodes: list[fx.Node], arguments: tuple[str, ...], results: tuple[str, ...], owned: bool
     ) -> Stage:
-        c = Context(self.gm, self.values, self.learns, self.rules, self.branches, self.reuse, self.stream, self.names)
+        named = (self.names, self.refs, self.stream)
+        c = Context(self.gm, self.values, self.learns, self.rules, self.branches, self.reuse, *named)
         raw = () if owned else tuple(a for a in arguments if self._lies(a))
         for a in raw:
-            c.forward.append(_laid(a))
+            c.forward.append(self._laid(a))
         units = self._units(c, nodes)
         for unit in units:
             if isinstance(unit, RegionSource):
@@ -134,10 +135,8 @@ class Builder:
                 stream_forward(c, unit)
             else:
                 self.rules[unit.name].forward(c, unit)
-        given = tuple(f"g_{r}" for r in results if r in self.learns)
-        for r in results:
-            if r in self.learns:
-                c.grads[r] = c.fresh(f"g_{r}")
+        c.grads = {r: self.names.fresh(f"g_{r}") for r in results if r in self.learns}
+        given = tuple(c.grads.values())
         for unit in reversed(units):
             if isinstance(unit, RegionSource):
                 self._return(c, unit)
@@ -149,8 +148,9 @@ class Builder:
         wanted = tuple(c.grads[a] for a in arguments if a in self.learns and a in c.grads)
         read = {v for i in c.backward for v in i.reads}
         keeps = tuple(v for v in dict.fromkeys(v for i in c.forward for v in i.out) if v in read)
-        taken = tuple(f"r_{a}" if a in raw else a for a in arguments)
-        forward = Function(f"forward_{k}", taken, c.forward, (*results, *keeps), owned, self.comments)
+        taken = tuple(self.names.of("r" if a in raw else "", a) for a in arguments)
+        made = tuple(self.names.of("", r) for r in results)
+        forward = Function(f"forward_{k}", taken, c.forward, (*made, *keeps), owned, self.comments)
         apart = len(given) < 2  # gradients that come together may share memory
         backward = Function(f"backward_{k}", (*given, *keeps), c.backward, wanted, apart, self.comments)
         return Stage(forward, backward, bool(wanted), keeps)
@@ -159,6 +159,10 @@ class Builder:
         """Whether a value is a map, which lies in the step's layout."""
         v = self.values.get(name)
         return isinstance(v, Tensor) and v.is_floating_point() and v.dim() in (4, 5)
+
+    def _laid(self, v: str) -> Instr:
+        raw = (self.names.of("r", v),)
+        return Instr(v, (self.names.of("", v),), "as_map({0}, LAYOUT)", raw, shares=raw)
 
     def _units(self, c: Context, nodes: list[fx.Node]) -> list[fx.Node | RegionSource | Triple]:
         """What is written as one: a node with a rule, an inverted residual, a region."""
@@ -191,7 +195,7 @@ class Builder:
                     "take it apart where it is made"
                 )
         found = RegionSource(
-            name or f"region_{len(self.regions)}",
+            name or self.names.fresh(f"region_{len(self.regions)}"),
             tuple(readers),
             arguments,
             results,
@@ -202,29 +206,29 @@ class Builder:
         return found
 
     def _call(self, c: Context, r: RegionSource) -> None:
-        reads = tuple(a.name for a in r.arguments)
+        reads = tuple(c.of(a) for a in r.arguments)
         code = ", ".join(f"{{{k}}}" for k in range(len(reads)))
         laid = [n.name for n in r.results if self._lies(n.name)]
-        out = tuple(f"r_{n.name}" if n.name in laid else n.name for n in r.results)
+        out = tuple(c.of(n, "r" if n.name in laid else "") for n in r.results)
         if any(n.name in self.learns for n in r.results):
-            tape = (f"t_{r.name}",)
+            tape = (self.names.of("t", r.name),)
             c.forward.append(
                 Instr(r.name, (*out, *tape), f"{r.name}.forward({code})", reads, shares=reads, fresh=False)
             )
         elif out:
             suffix = "[0]" if len(out) == 1 else ""
             c.forward.append(Instr(r.name, out, f"{r.name}.plain({code}){suffix}", reads, shares=reads))
-        c.forward += [_laid(v) for v in laid]
+        c.forward += [self._laid(v) for v in laid]
 
     def _return(self, c: Context, r: RegionSource) -> None:
         names = [c.grads.get(n.name) for n in r.results]
         if not any(names):
             return
-        reads = (f"t_{r.name}", *(n for n in names if n))
+        reads = (self.names.of("t", r.name), *(n for n in names if n))
         at = iter(range(1, len(reads)))
         code = ", ".join(f"{{{next(at)}}}" if n else "None" for n in names)
         wanted = [a for a, g in zip(r.arguments, r.grads, strict=True) if g]
-        fresh = [c.fresh(f"g_{a.name}") for a in wanted]
+        fresh = [c.fresh(a) for a in wanted]
         suffix = "[0]" if len(fresh) == 1 else ""
         shares = tuple(n for n in names if n)
         c.backward.append(
@@ -236,10 +240,6 @@ class Builder:
 
 def _near(possible: Iterable[str]) -> str:
     return f"cut at one of {', '.join(list(possible)[:8])}, …"
-
-
-def _laid(v: str) -> Instr:
-    return Instr(v, (v,), "as_map({0}, LAYOUT)", (f"r_{v}",), shares=(f"r_{v}",))
 
 
 def _comment(gm: fx.GraphModule, n: fx.Node, value: Any) -> str:

@@ -21,6 +21,7 @@ from floorplan.layers.activations import ACTIVATIONS, PackedActivation
 from floorplan.layers.fused import ChannelAffine, FusedConv
 from floorplan.layers.geometry import out_size
 from floorplan.step.ir import Instr
+from floorplan.step.names import Names
 from floorplan.step.ops import trains
 from floorplan.torch_doors import hooks_of
 
@@ -35,12 +36,12 @@ class Context:
     rules: dict[str, "Rule"]  # node -> its rule
     branches: frozenset[str]  # sites that run as two branches
     reuse: frozenset[str]  # sites whose input gradient takes the output gradient's buffer
+    names: Names  # what values and gradients are called
+    refs: dict[str, str]  # module path -> name in the source
     stream: int = 0  # hidden channels at a time in inverted residuals
-    names: dict[str, str] = field(default_factory=dict)  # module path -> name in the source
     forward: list[Instr] = field(default_factory=list)
     backward: list[Instr] = field(default_factory=list)
     grads: dict[str, str] = field(default_factory=dict)  # node -> name of its gradient so far
-    counter: dict[str, int] = field(default_factory=dict)
 
     def module(self, node: fx.Node) -> Any:
         """The module that a node calls."""
@@ -48,12 +49,17 @@ class Context:
 
     def ref(self, node: fx.Node) -> str:
         """The name of a module in the source."""
-        return self.names.setdefault(str(node.target), f"s{len(self.names)}")
+        if (path := str(node.target)) not in self.refs:
+            self.refs[path] = self.names.fresh(f"s{len(self.refs)}")
+        return self.refs[path]
 
-    def fresh(self, stem: str) -> str:
-        """A name that nothing has yet."""
-        k = self.counter[stem] = self.counter.get(stem, 0) + 1
-        return stem if k == 1 else f"{stem}_{k}"
+    def of(self, node: fx.Node, role: str = "") -> str:
+        """The name of a node's value, or of what else it has under a role: q, b, n, …"""
+        return self.names.of(role, node.name)
+
+    def fresh(self, node: fx.Node) -> str:
+        """A name for a new gradient of a node."""
+        return self.names.fresh(f"g_{node.name}")
 
     def arrive(self, node: fx.Node, g: str, at: fx.Node) -> None:
         """A gradient of node's value; a second one is added to the first."""
@@ -63,7 +69,7 @@ class Context:
         if old is None:
             self.grads[node.name] = g
             return
-        out = self.fresh(f"g_{node.name}")
+        out = self.fresh(node)
         self.backward.append(
             Instr(at.name, (out,), "total({0}, {1})", (old, g), inplace="total_({0}, {1})", commutes=True)
         )
@@ -80,42 +86,42 @@ class Rule:
 
 def shape_of(c: Context, x: fx.Node, user: fx.Node) -> str:
     """The name of a value's shape, noted where `user` reads it."""
-    name = f"n_{x.name}"
+    name = c.of(x, "n")
     if not any(name in i.out for i in c.forward):
-        c.forward.append(Instr(user.name, (name,), "tuple({0}.shape)", (x.name,)))
+        c.forward.append(Instr(user.name, (name,), "tuple({0}.shape)", (c.of(x),)))
     return name
 
 
 def _site_forward(c: Context, node: fx.Node) -> None:
     s, ref, x = c.module(node), c.ref(node), tensors(node)[0]
     branch = node.name in c.branches
-    q = f"q_{node.name}"
+    q = c.of(node, "q")
     if trains(s) or (branch and s.rank):
-        c.forward.append(Instr(node.name, (q,), f"bottleneck({{0}}, {ref})", (x.name,)))
+        c.forward.append(Instr(node.name, (q,), f"bottleneck({{0}}, {ref})", (c.of(x),)))
     if x.name in c.learns:
         shape_of(c, x, node)
-    read = (x.name, q) if branch and s.rank else (x.name,)
+    read = (c.of(x), q) if branch and s.rank else (c.of(x),)
     used = "{1}" if branch and s.rank else "None"
-    c.forward.append(Instr(node.name, (conv_name(node),), f"conv_site({{0}}, {ref}, {used}, {branch})", read))
+    c.forward.append(Instr(node.name, (conv_name(c, node),), f"conv_site({{0}}, {ref}, {used}, {branch})", read))
     close(c, node)
 
 
-def conv_name(node: fx.Node) -> str:
+def conv_name(c: Context, node: fx.Node) -> str:
     """The name of a site's conv, which its skip is added to."""
-    return node.name if len(tensors(node)) == 1 else f"z_{node.name}"
+    return c.of(node, "" if len(tensors(node)) == 1 else "z")
 
 
 def close(c: Context, node: fx.Node) -> None:
     """A site's skip and activation."""
     s, ref, (_, *skips), learns = c.module(node), c.ref(node), tensors(node), node.name in c.learns
     for skip in skips:
-        reads = (conv_name(node), skip.name)
-        c.forward.append(Instr(node.name, (node.name,), "{0} + {1}", reads, inplace="total_({0}, {1})"))
+        reads = (conv_name(c, node), c.of(skip))
+        c.forward.append(Instr(node.name, (c.of(node),), "{0} + {1}", reads, inplace="total_({0}, {1})"))
     if s.act is None:
         return
-    bits = (f"b_{node.name}",) if learns else ()
+    bits = (c.of(node, "b"),) if learns else ()
     code = f"gate_({{0}}, {ref})" if learns else f"act_({{0}}, {ref}.act)"
-    c.forward.append(Instr(node.name, bits, code, (node.name,)))
+    c.forward.append(Instr(node.name, bits, code, (c.of(node),)))
 
 
 def opened(c: Context, node: fx.Node, g: str) -> str:
@@ -133,10 +139,10 @@ def _site_backward(c: Context, node: fx.Node, g: str) -> None:
     g = opened(c, node, g)
     if trains(s):
         code = f"accumulate({ref}.U, up_gradient({{0}}, {{1}}, {ref}))"
-        c.backward.append(Instr(node.name, (), code, (g, f"q_{node.name}")))
+        c.backward.append(Instr(node.name, (), code, (g, c.of(node, "q"))))
     if x.name not in c.learns:
         return
-    old, out, shape = c.grads.get(x.name), c.fresh(f"g_{x.name}"), shape_of(c, x, node)
+    old, out, shape = c.grads.get(x.name), c.fresh(x), shape_of(c, x, node)
     if old is not None:
         code = f"total({{0}}, input_grad({{1}}, {ref}, {{2}}, {branch}))"
         into = f"add_input_grad_({{0}}, {{1}}, {ref}, {branch})"
@@ -150,8 +156,8 @@ def _site_backward(c: Context, node: fx.Node, g: str) -> None:
 
 
 def _ungated(c: Context, node: fx.Node, g: str, gate: str) -> str:
-    out = c.fresh(f"g_{node.name}")
-    reads = (g, f"b_{node.name}")
+    out = c.fresh(node)
+    reads = (g, c.of(node, "b"))
     c.backward.append(
         Instr(node.name, (out,), f"ungate({{0}}, {{1}}, {gate})", reads, inplace=f"ungate_({{0}}, {{1}}, {gate})")
     )
@@ -162,7 +168,7 @@ def _summed(c: Context, node: fx.Node, g: str, skip: fx.Node) -> str:
     """The gradient of a skip that was broadcast."""
     if skip.name not in c.learns or c.values[skip.name].shape == c.values[node.name].shape:
         return g
-    out = c.fresh(f"g_{skip.name}")
+    out = c.fresh(skip)
     c.backward.append(
         Instr(node.name, (out,), "{0}.sum_to_size({1})", (g, shape_of(c, skip, node)), shares=(g,), fresh=False)
     )
@@ -171,13 +177,13 @@ def _summed(c: Context, node: fx.Node, g: str, skip: fx.Node) -> str:
 
 def _affine_forward(c: Context, node: fx.Node) -> None:
     (x,), ref = tensors(node), c.ref(node)
-    c.forward.append(Instr(node.name, (node.name,), f"{ref}({{0}})", (x.name,), inplace=f"affine_({{0}}, {ref})"))
+    c.forward.append(Instr(node.name, (c.of(node),), f"{ref}({{0}})", (c.of(x),), inplace=f"affine_({{0}}, {ref})"))
 
 
 def _affine_backward(c: Context, node: fx.Node, g: str) -> None:
     (x,), ref = tensors(node), c.ref(node)
     if x.name in c.learns:
-        out = c.fresh(f"g_{node.name}")
+        out = c.fresh(node)
         code = (f"affine_grad({{0}}, {ref})", f"affine_grad_({{0}}, {ref})")
         c.backward.append(Instr(node.name, (out,), code[0], (g,), inplace=code[1]))
         c.arrive(x, out, node)
@@ -186,9 +192,9 @@ def _affine_backward(c: Context, node: fx.Node, g: str) -> None:
 def _act_forward(c: Context, node: fx.Node) -> None:
     (x,), ref = tensors(node), c.ref(node)
     if node.name in c.learns:
-        c.forward.append(Instr(node.name, (f"b_{node.name}",), f"bits_of({{0}}, {ref}.act)", (x.name,)))
+        c.forward.append(Instr(node.name, (c.of(node, "b"),), f"bits_of({{0}}, {ref}.act)", (c.of(x),)))
     into = f"act_({{0}}, {ref}.act)" if ACTIVATIONS[type(c.module(node).act)].inplace else ""
-    c.forward.append(Instr(node.name, (node.name,), f"{ref}.act({{0}})", (x.name,), inplace=into))
+    c.forward.append(Instr(node.name, (c.of(node),), f"{ref}.act({{0}})", (c.of(x),), inplace=into))
 
 
 def _act_backward(c: Context, node: fx.Node, g: str) -> None:
@@ -199,8 +205,9 @@ def _act_backward(c: Context, node: fx.Node, g: str) -> None:
 
 def _add_forward(c: Context, node: fx.Node) -> None:
     a, b = tensors(node)
+    reads = (c.of(a), c.of(b))
     c.forward.append(
-        Instr(node.name, (node.name,), "total({0}, {1})", (a.name, b.name), inplace="total_({0}, {1})", commutes=True)
+        Instr(node.name, (c.of(node),), "total({0}, {1})", reads, inplace="total_({0}, {1})", commutes=True)
     )
 
 

@@ -45,26 +45,17 @@ class SourcePlan:
     sizes: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Source:
-    """The text of a step."""
-
-    text: str
-    namespace: dict[str, Any]  # what the regions' code names beside torch
-
-
-def source_of(p: Program, plan: SourcePlan, marked: bool = False) -> Source:
+def source_of(p: Program, plan: SourcePlan, marked: bool = False) -> str:
     """Write a program as Python; `marked`, each node calls at(node, direction) before it runs."""
     out: list[str] = []
     put = out.append
 
-    regions = [_region(p.gm, r) for r in [*p.regions, p.head]]
+    imports: dict[str, str] = {}
+    regions = [_region(p, r, imports) for r in [*p.regions, p.head]]
     made = versions()
     header = HEADER.format(name=plan.name, version=made["floorplan"], torch=made["torch"], schedule=plan.schedule)
     out += header.splitlines()
-    names = {k: v for r in regions for k, v in r[1].items()}
-    for key, value in names.items():
-        put(f"from {value.__module__} import {value.__name__} as {key}")
+    out += [f"from {path} as {name}" for path, name in imports.items()]
     put("")
     put(f"LAYOUT = {plan.layout}  # {'channels_last' if plan.layout else 'contiguous'}")
     put(f"MICRO_BATCH = {plan.micro}  # samples; 0: the whole batch at once")
@@ -74,10 +65,10 @@ def source_of(p: Program, plan: SourcePlan, marked: bool = False) -> Source:
     put("def build(model):")
     put('    """The stages and the head of the step, bound to a model\'s modules."""')
     put("    get = model.get_submodule")
-    for path, ref in p.names.items():
+    for path, ref in p.refs.items():
         put(f"    {ref} = get({path!r})")
     put("    anchor = lambda: next(q for q in model.parameters() if q.requires_grad)  # noqa: E731")
-    for r, (lines, _) in zip([*p.regions, p.head], regions, strict=True):
+    for r, lines in zip([*p.regions, p.head], regions, strict=True):
         put("")
         for line in lines:
             put(f"    {line}")
@@ -95,30 +86,43 @@ def source_of(p: Program, plan: SourcePlan, marked: bool = False) -> Source:
     )
     put(f"    return [{stages}], head")
     out += FOOTER.splitlines()
-    return Source("\n".join(out) + "\n", names)
+    return "\n".join(out) + "\n"
 
 
-_BUILTIN = re.compile(r"^(torch|device|inf|nan|NoneType|fx_pytree|pytree)$")
+# What the code of a graph calls without its module.
+_CALLED = {"device": "torch.device", "inf": "float('inf')", "nan": "float('nan')", "NoneType": "type(None)"}
 
 
-def _region(gm: fx.GraphModule, r: RegionSource) -> tuple[list[str], dict[str, Any]]:
-    """A region's nodes as a function of the model and its arguments, and the names that it needs."""
-    graph, env = fx.Graph(), {}
-    for a in r.arguments:
-        env[a] = graph.placeholder(a.name)
+def _region(p: Program, r: RegionSource, imports: dict[str, str]) -> list[str]:
+    """A region's nodes as a function of the model and its arguments; what else it calls are defaults of more."""
+    graph, env = fx.Graph(), dict[fx.Node, fx.Node]()
+    arguments = [p.names.of("", a.name) for a in r.arguments]
+    for a, name in zip(r.arguments, arguments, strict=True):
+        env[a] = graph.placeholder(name)
+
+    def copied(n: fx.Node) -> fx.Node:
+        args: Any = fx.node.map_arg(n.args, env.__getitem__)
+        kwargs: Any = fx.node.map_arg(n.kwargs, env.__getitem__)
+        return graph.create_node(n.op, n.target, args, kwargs, p.names.of("", n.name))
+
     for n in r.nodes:
         for a in n.all_input_nodes:
             if a.op == "get_attr" and a not in env:
-                env[a] = graph.node_copy(a, lambda x: env[x])
-        if n.op == "output":
-            graph.output(fx.node.map_arg(n.args[0], lambda x: env[x]))
-        else:
-            env[n] = graph.node_copy(n, lambda x: env[x])
+                env[a] = copied(a)
+        env[n] = copied(n)
     if r.nodes[-1].op != "output":
         graph.output(tuple(env[n] for n in r.results))
     code = graph.python_code("self")
-    body = [line for line in code.src.splitlines() if line.strip() and not line.startswith("import ")]
-    start = next(k for k, line in enumerate(body) if line.startswith("def forward("))
-    head = f"def {r.name}_nodes({', '.join(['self', *(env[a].name for a in r.arguments)])}):"
-    globals_ = {k: v for k, v in code.globals.items() if not _BUILTIN.match(k)}
-    return [head, *body[start + 1 :]], globals_
+    lines = [line for line in code.src.splitlines() if line.strip()]
+    body = lines[next(k for k, line in enumerate(lines) if line.startswith("def forward(")) + 1 :]
+    words = set(re.findall(r"\w+", " ".join(body)))
+    for key in sorted(words & code.globals.keys() - {"torch"}):
+        arguments.append(f"{key}={_CALLED.get(key) or _imported(p, code.globals[key], imports)}")
+    return [f"def {r.name}_nodes({', '.join(['self', *arguments])}):", *body]
+
+
+def _imported(p: Program, value: Any, imports: dict[str, str]) -> str:
+    """The name under which a function is imported."""
+    path = f"{value.__module__} import {value.__name__}"
+    imports[path] = p.names.of("from", path, value.__name__)
+    return imports[path]

@@ -3,6 +3,7 @@
 from torch import fx
 
 from floorplan.step.ir import Instr
+from floorplan.step.names import Names
 from floorplan.step.rules import RULES, Context, close, conv_name, opened, shape_of, tensors
 from floorplan.step.stream import streams
 from floorplan.step.studied import Studied
@@ -27,7 +28,7 @@ def triple(c: Context, node: fx.Node) -> Triple | None:
 
 def wide(s: Studied) -> set[str]:
     """Nodes whose maps streaming does without: no stage may end behind them."""
-    c = Context(s.gm, s.values, s.learns, s.rules, frozenset(), frozenset(), stream=1)
+    c = Context(s.gm, s.values, s.learns, s.rules, frozenset(), frozenset(), Names(()), {}, stream=1)
     found = [t for n in s.nodes if n.op == "call_module" and (t := triple(c, n)) is not None]
     return {n.name for t in found for n in t[:2]}
 
@@ -39,9 +40,9 @@ def stream_forward(c: Context, t: Triple) -> None:
     if x.name in c.learns:
         shape_of(c, x, p)
     learns = p.name in c.learns
-    out = (conv_name(p), f"k_{p.name}") if learns else (conv_name(p),)
+    out = (conv_name(c, p), c.of(p, "k")) if learns else (conv_name(c, p),)
     code = f"{'stream' if learns else 'streamed'}({{0}}, {refs}, {c.stream})"
-    c.forward.append(Instr(p.name, out, code, (x.name,)))
+    c.forward.append(Instr(p.name, out, code, (c.of(x),)))
     close(c, p)
 
 
@@ -49,11 +50,11 @@ def stream_backward(c: Context, t: Triple, g: str) -> None:
     """Its gradients."""
     e, _, p = t
     x, refs = tensors(e)[0], ", ".join(c.ref(n) for n in t)
-    g, kept = opened(c, p, g), f"k_{p.name}"
+    g, kept = opened(c, p, g), c.of(p, "k")
     if x.name not in c.learns:
         c.backward.append(Instr(p.name, (), f"stream_grad({{0}}, {{1}}, {refs}, {c.stream}, None)", (g, kept)))
         return
-    old, out, shape = c.grads.get(x.name), c.fresh(f"g_{x.name}"), shape_of(c, x, p)
+    old, out, shape = c.grads.get(x.name), c.fresh(x), shape_of(c, x, p)
     code = f"stream_grad({{0}}, {{1}}, {refs}, {c.stream}, {{2}})"
     if old is None:
         c.backward.append(Instr(p.name, (out,), code, (g, kept, shape)))

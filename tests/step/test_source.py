@@ -42,6 +42,6 @@ def test_the_source_of_a_residual_block() -> None:
 def test_marks_name_every_node_and_change_nothing_else() -> None:
     x = torch.randn(2, 3, 8, 8)
     step = compile_step(graph_of(Residual(), x).eval(), "cross_entropy", x, plan=Schedule(branches=()))
-    marked = step._source(True).text.splitlines()
+    marked = step._source(True).splitlines()
     assert [line for line in marked if not line.strip().startswith("at(")] == step.source.splitlines()
     assert any("at('stem', 'backward')" in line for line in marked)
