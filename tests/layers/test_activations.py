@@ -151,7 +151,7 @@ def test_activation_equals_autograd(act: nn.Module, dtype: torch.dtype) -> None:
     same(act, packed, edges[None, None].expand(2, 5, -1) if isinstance(act, nn.PReLU) else edges)
 
 
-def each(*wanted: bool) -> Any:
+def each(*wanted: bool) -> pytest.MarkDecorator:
     """One test a record; `wanted`: those with a gate, without one, or both."""
     found = [a for a in ACTIVATIONS.values() if (a.gate is not None) in wanted]
     return pytest.mark.parametrize("a", found, ids=lambda a: a.name)
