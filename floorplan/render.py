@@ -100,7 +100,8 @@ def _lines(report: Report, style: str) -> Iterator[str]:
         elif isinstance(part, str):
             yield part
         elif part.rows[: part.shown]:
-            yield from (*filter(None, (part.title, draw(part, style), part.foot)), "")
+            words = filter(None, (part.title, draw(part, style), part.foot))
+            yield from (("\n\n" if style == "github" else "\n").join(words), "")
 
 
 def _plain(cell: Any) -> Any:

@@ -68,10 +68,12 @@ def test_markdown_escapes_bars_and_keeps_blocks() -> None:
 sampled
 
 by size
+
 | schedule   |    bytes |   rank |   time |
 |------------|----------|--------|--------|
 | > 4\\|8     | 12,345 B |      - |    0.3 |
 | x, y       |        7 |  1,000 |    2.5 |
+
 … and 1 more
 
 ```
