@@ -16,11 +16,8 @@ from floorplan.render import FORMS, Block, Cell, Report, Table, difference, nbyt
 class Sample(Report):
     """Two tables, one of them empty; rows and columns that are not printed; words of every kind."""
 
+    heading = "a net, sampled"
     several: bool = True
-
-    @property
-    def title(self) -> str:
-        return "a net, sampled"
 
     def parts(self) -> Iterator[str | Table]:
         yield from ("sampled", "")
