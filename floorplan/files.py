@@ -1,5 +1,6 @@
 """Write outputs whole or not at all."""
 
+import io
 import os
 import tempfile
 import uuid
@@ -46,22 +47,26 @@ def whole(target: Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str, *, force: bool = True) -> None:
+    """`write_bytes` of text."""
+    write_bytes(path, text.encode("utf-8"), force=force)
+
+
+def write_bytes(path: str | Path, data: bytes, *, force: bool = True) -> None:
     """Write to a temporary file in the same folder, then rename; a device or pipe is written as it is."""
     target = ensure_writable(path, force).resolve()
     try:
         if target.exists() and not target.is_file():
-            target.write_text(text, encoding="utf-8")
+            target.write_bytes(data)
             return
         with whole(target) as draft:
-            draft.write_text(text, encoding="utf-8")
+            draft.write_bytes(data)
     except OSError as e:
         raise FloorplanError(f"{path}: {e.strerror}; choose another place") from e
 
 
-def ensure_drawable(path: str | Path, force: bool = True) -> tuple[Path, Any]:
-    """The path and matplotlib, if a picture can go there; to be asked before anything is computed."""
-    target = ensure_writable(path, force)
-    if target.suffix not in (".png", ".svg", ".pdf"):
+def ensure_drawable(path: str | Path, force: bool = True) -> Any:
+    """matplotlib's pyplot, if a picture can go to the path; to be asked before anything is computed."""
+    if ensure_writable(path, force).suffix not in (".png", ".svg", ".pdf"):
         raise FloorplanError(f"{path}: name a .png, .svg or .pdf file")
     try:
         import matplotlib
@@ -70,4 +75,17 @@ def ensure_drawable(path: str | Path, force: bool = True) -> tuple[Path, Any]:
         from matplotlib import pyplot
     except ImportError as e:
         raise FloorplanError("plots: matplotlib is not installed; pip install matplotlib") from e
-    return target, pyplot
+    return pyplot
+
+
+def save_figure(figure: Any, path: str | Path) -> None:
+    """Write a figure of pyplot as its name says, the same bytes each time, and close it."""
+    pyplot, suffix, buffer = ensure_drawable(path), Path(path).suffix[1:], io.BytesIO()
+    try:
+        with pyplot.rc_context({"svg.hashsalt": "floorplan"}):
+            figure.savefig(buffer, format=suffix, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+    except ValueError as e:
+        raise FloorplanError(f"{path}: {e}") from e
+    finally:
+        pyplot.close(figure)
+    write_bytes(path, buffer.getvalue())

@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from tabulate import tabulate
 
@@ -51,9 +51,7 @@ def difference(predicted: Any, measured: Any) -> dict[str, int] | None:
 class Report(Protocol):
     """A command's result: what it prints, top to bottom, and its versioned document."""
 
-    @property
-    def title(self) -> str:
-        """The heading of the Markdown."""
+    heading: ClassVar[str]  # of the Markdown: a format of the report itself
 
     def parts(self) -> Iterable[str | Table]:
         """Lines and tables; a table without rows is not printed."""
@@ -100,7 +98,8 @@ def _lines(report: Report, style: str) -> Iterator[str]:
         elif isinstance(part, str):
             yield part
         elif part.rows[: part.shown]:
-            yield from (*filter(None, (part.title, draw(part, style), part.foot)), "")
+            words = filter(None, (part.title, draw(part, style), part.foot))
+            yield from (("\n\n" if style == "github" else "\n").join(words), "")
 
 
 def _plain(cell: Any) -> Any:
@@ -130,5 +129,5 @@ FORMS = {
     "text": Form("it as it is printed", lambda r: "\n".join(_lines(r, "simple"))),
     "json": Form("the whole report as JSON", lambda r: json.dumps(r.as_json(), indent=1)),
     "csv": Form("its tables as CSV: plain numbers, a column `table` if there are several", _csv),
-    "markdown": Form("it as Markdown", lambda r: "\n".join([f"# {r.title}", "", *_lines(r, "github"), ""])),
+    "markdown": Form("it as Markdown", lambda r: "\n".join([f"# {r.heading.format(r)}", "", *_lines(r, "github"), ""])),
 }

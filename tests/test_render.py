@@ -16,11 +16,8 @@ from floorplan.render import FORMS, Block, Cell, Report, Table, difference, nbyt
 class Sample(Report):
     """Two tables, one of them empty; rows and columns that are not printed; words of every kind."""
 
+    heading = "a net, sampled"
     several: bool = True
-
-    @property
-    def title(self) -> str:
-        return "a net, sampled"
 
     def parts(self) -> Iterator[str | Table]:
         yield from ("sampled", "")
@@ -68,10 +65,12 @@ def test_markdown_escapes_bars_and_keeps_blocks() -> None:
 sampled
 
 by size
+
 | schedule   |    bytes |   rank |   time |
 |------------|----------|--------|--------|
 | > 4\\|8     | 12,345 B |      - |    0.3 |
 | x, y       |        7 |  1,000 |    2.5 |
+
 … and 1 more
 
 ```

@@ -55,6 +55,7 @@ class Row:
 class PlanReport(Report):
     """What fits a budget. `str()` is the printed table; exit_code 0 if something fits, 1 if nothing does."""
 
+    heading = "{.name}, planned"
     name: str
     budget: int
     options: dict[str, Any]  # method, rank, sites, seed, train_head, loss, input
@@ -101,11 +102,6 @@ class PlanReport(Report):
         if self.measured is None or self.choice is None:
             return None
         return {"requested_peak": self.choice.requested_peak - self.measured["requested_peak"]}
-
-    @property
-    def title(self) -> str:
-        """The heading of the Markdown."""
-        return f"{self.name}, planned"
 
     def parts(self) -> Iterator[str | Table]:
         """The schedules, smaller batches, the choice or what stands in its way."""

@@ -258,11 +258,11 @@ class PackedActivation(Layer):
         if self.act is None:
             assert self.slope is not None
             slope = self.slope.to(z.dtype)
-            return _GatedPReLU.apply(z, slope) if keeps else F.prelu(z, slope)  # type: ignore[no-any-return,no-untyped-call]
+            return _GatedPReLU.apply(z, slope) if keeps else F.prelu(z, slope)  # type: ignore[no-untyped-call]
         gate = gate_of(self.act) if keeps else ""
         if isinstance(gate, str):
             return self.act(z)  # type: ignore[no-any-return]
-        return _Gated.apply(z, self.act, gate)  # type: ignore[no-any-return,no-untyped-call]
+        return _Gated.apply(z, self.act, gate)  # type: ignore[no-untyped-call]
 
 
 class _Gated(torch.autograd.Function):

@@ -28,6 +28,7 @@ TOP = 12  # rows of the tensor table that are printed; the JSON has all
 class CheckReport(Report):
     """What `check` found. `str()` is the printed table, `as_json()` the versioned document."""
 
+    heading = "{.name}, checked"
     name: str
     inputs: tuple[tuple[int, ...], ...]
     proof: Proof
@@ -112,11 +113,6 @@ class CheckReport(Report):
         """All kept bytes as one sum."""
         once = {e.storage: e.expr for e in reversed(self.proof.kept)}
         return _sum(list(once.values())[::-1])
-
-    @property
-    def title(self) -> str:
-        """The heading of the Markdown."""
-        return f"{self.name}, checked"
 
     def parts(self) -> Iterator[str | Table]:
         """Figures, pillars and guilty tensors, and the verdict with what it rests on."""

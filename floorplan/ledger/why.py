@@ -18,15 +18,11 @@ OWNERS = {"kept": "kept for the backward", "state": "a reference to model state"
 class Why(Report):
     """What one node, module or container keeps, in words and as its tensors."""
 
+    heading = "{0.model}: {0.name}"
     model: str
     name: str
     lines: tuple[str, ...]
     entries: tuple[Entry, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """The heading of the Markdown."""
-        return f"{self.model}: {self.name}"
 
     def parts(self) -> Iterator[str | Table]:
         """The words; a CSV has the tensors."""

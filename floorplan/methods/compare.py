@@ -60,6 +60,7 @@ class Row:
 class Comparison(Report):
     """All rows; `str()` is the printed table."""
 
+    heading = "{.name}: methods compared"
     name: str
     loss: str
     rows: tuple[Row, ...]
@@ -70,11 +71,6 @@ class Comparison(Report):
         rows = [asdict(r) | {"difference": r.difference} for r in self.rows]
         head = {"schema": "floorplan.compare/1", "model": self.name, "loss": self.loss}
         return {**head, "versions": versions(), "notes": list(self.notes), "rows": rows}
-
-    @property
-    def title(self) -> str:
-        """The heading of the Markdown."""
-        return f"{self.name}: methods compared"
 
     def parts(self) -> Iterator[str | Table]:
         """The table, what its figures are, and what was not run."""

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from floorplan.errors import FloorplanError
-from floorplan.files import ensure_drawable, whole
+from floorplan.files import ensure_drawable, save_figure
 from floorplan.methods.compare import Comparison, Row
 
 MB = 1e6
@@ -21,7 +20,7 @@ def parts(row: Row) -> tuple[int, int, int, int]:
 
 def draw(found: Comparison, path: str | Path, force: bool = True) -> None:
     """Stacked bars at the largest batch and saved-against-batch curves, as PNG, SVG or PDF by the name."""
-    target, pyplot = ensure_drawable(path, force)
+    pyplot = ensure_drawable(path, force)
     rows = [r for r in found.rows if r.predicted is not None]
     labels = len({_label(r) for r in rows})
     size = (14, max(4.8, 0.32 * labels + 1))
@@ -29,13 +28,7 @@ def draw(found: Comparison, path: str | Path, force: bool = True) -> None:
     _bars(bars, [r for r in rows if r.batch == max(x.batch for x in rows)])
     _curves(curves, rows)
     figure.suptitle(found.name)
-    try:
-        with whole(target) as draft:
-            figure.savefig(draft, dpi=150)
-    except (ValueError, OSError) as e:
-        raise FloorplanError(f"{target}: {e}") from e
-    finally:
-        pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def _label(row: Row) -> str:

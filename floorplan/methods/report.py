@@ -15,6 +15,7 @@ from floorplan.text import versions
 class RewriteReport(Report):
     """The model before and after, what was refused, and what it cost."""
 
+    heading = "{.before.name}, adapted"
     before: CheckReport
     after: CheckReport
     options: dict[str, Any]
@@ -29,11 +30,6 @@ class RewriteReport(Report):
             "after": self.after.as_json(),
             "refused": [{"pass": p, "node": s.node, "reason": s.refused} for p, s in self.after.refused],
         }
-
-    @property
-    def title(self) -> str:
-        """The heading of the Markdown."""
-        return f"{self.before.name}, adapted"
 
     def parts(self) -> Iterator[str | Table]:
         """Figures and pillars on both sides, what was left alone, and what is above the floor still."""

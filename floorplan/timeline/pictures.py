@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from floorplan.errors import FloorplanError
-from floorplan.files import ensure_drawable, whole
+from floorplan.files import ensure_drawable, save_figure
 from floorplan.text import amount, clean
 from floorplan.timeline.bands import Band, band_of, extent, lasts, live_by_band, phases, used_bands
 from floorplan.timeline.blocks import Block, StepTimeline
@@ -43,15 +43,7 @@ def draw_timeline(
     if len(layouts) != len(timelines):
         raise FloorplanError(f"plot: {len(layouts)} layouts for {len(timelines)} timelines; give one each")
     sizes = [extent(t, o) for t, o in zip(timelines, layouts, strict=True)]
-    target, pyplot = ensure_drawable(path, force)
-    figure = _figure(pyplot, timelines, layouts, sizes, same_scale, title)
-    try:
-        with pyplot.rc_context({"svg.hashsalt": "floorplan"}), whole(target) as draft:
-            figure.savefig(draft, dpi=150, metadata={"Date": None} if target.suffix == ".svg" else None)
-    except (ValueError, OSError) as e:
-        raise FloorplanError(f"{target}: {e}") from e
-    finally:
-        pyplot.close(figure)
+    save_figure(_figure(ensure_drawable(path, force), timelines, layouts, sizes, same_scale, title), path)
 
 
 def _figure(

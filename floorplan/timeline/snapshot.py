@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from floorplan.errors import FloorplanError
-from floorplan.files import ensure_writable, whole
+from floorplan.files import write_bytes
 from floorplan.timeline.bands import band_of, extent, lasts
 from floorplan.timeline.blocks import Block, StepTimeline
 
@@ -47,13 +46,7 @@ def snapshot(timeline: StepTimeline, offsets: Sequence[int] | None = None) -> di
 
 def write_snapshot(timeline: StepTimeline, offsets: Sequence[int] | None, path: str | Path, force: bool = True) -> None:
     """Pickle the snapshot; FloorplanError if the file cannot be written."""
-    target = ensure_writable(path, force)
-    data = pickle.dumps(snapshot(timeline, offsets), protocol=PROTOCOL)
-    try:
-        with whole(target) as draft:
-            draft.write_bytes(data)
-    except OSError as e:
-        raise FloorplanError(f"{path}: {e.strerror}; choose another place") from e
+    write_bytes(path, pickle.dumps(snapshot(timeline, offsets), protocol=PROTOCOL), force=force)
 
 
 def _placed(timeline: StepTimeline, offsets: Sequence[int] | None) -> list[_Placed]:

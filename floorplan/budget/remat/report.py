@@ -27,6 +27,7 @@ from floorplan.trees import bytes_of_tensors, model_state, tensors_in
 class RematReport(Report):
     """The rungs found, the one taken, and a real step of it where it was measured. Bytes of one step."""
 
+    heading = "{.name}, computed again"
     name: str
     batch: int
     loss: str
@@ -49,16 +50,7 @@ class RematReport(Report):
 
     def as_json(self) -> dict[str, Any]:
         """The document of `--json`, schema floorplan.remat/1."""
-        rungs = [
-            {
-                "requested_peak": r.requested_peak,
-                "saved": r.saved,
-                "extra_macs": r.extra_macs,
-                "apart": r.apart,
-                "recomputed": sorted(r.recomputed),
-            }
-            for r in self.result.ladder
-        ]
+        rungs = [{**vars(r), "recomputed": sorted(r.recomputed)} for r in self.result.ladder]
         return {
             "schema": "floorplan.remat/1",
             "model": self.name,
@@ -78,11 +70,6 @@ class RematReport(Report):
     def _words(self) -> list[str]:
         """The search's notes, but for its own budget, which leaves out what stands apart."""
         return [n for n in self.result.notes if not n.startswith("budget of ")]
-
-    @property
-    def title(self) -> str:
-        """The heading of the Markdown."""
-        return f"{self.name}, computed again"
 
     def parts(self) -> Iterator[str | Table]:
         """The rungs, the one taken, and what is approximate."""
