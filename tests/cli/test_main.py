@@ -9,28 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import HERE, RESIDUAL, SMOOTH, run
 from small import Residual
 
-from floorplan.cli import main as cli
-
-HERE = Path(__file__).parents[1] / "nets"
-RESIDUAL = f"{HERE / 'small.py'}:residual"
-SMOOTH = f"{HERE / 'small.py'}:smooth"
 SIZE = ("--input", "3,16,16", "--batch", "2")
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr of one command, in this process."""
-    old, sys.argv = sys.argv, ["floorplan", *arguments]
-    try:
-        cli.main()
-        code = 0
-    except SystemExit as e:
-        code = int(e.code or 0)
-    finally:
-        sys.argv = old
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 def test_check_prints_the_verdict_and_exits_1_above_the_floor(capsys: pytest.CaptureFixture[str]) -> None:
