@@ -10,6 +10,7 @@ from floorplan.cli import main as cli
 HERE = Path(__file__).parents[1] / "nets"
 RESIDUAL = f"{HERE / 'small.py'}:residual"
 SMOOTH = f"{HERE / 'small.py'}:smooth"
+SIZE = ("--input", "3,16,16", "--batch", "2")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
