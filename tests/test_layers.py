@@ -4,9 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-GROUND = {"errors", "files", "render", "text", "torch_doors", "trees"}
-FACE = {"", "__main__", "api", "testing"}  # what a user imports, under short names
+from rooms import FACE, GROUND, ROOT, sources
+
 MAY: dict[str, set[str]] = {
     "cost_models": set(),
     "layers": {"cost_models"},
@@ -26,17 +25,6 @@ MAY: dict[str, set[str]] = {
     **{face: {"api", "budget", "step", "methods", "ledger", "store", "graph", "layers"} for face in FACE - {"api"}},
     "__main__": {"cli"},
 }
-
-
-def sources() -> Iterator[tuple[str, Path]]:
-    """Each source file with its room; what lies in the root is a room of its own."""
-    for top in ("floorplan", "passes", "cost_models"):
-        for path in sorted((ROOT / top).rglob("*.py")):
-            inside = path.relative_to(ROOT / top).parts
-            if top == "floorplan" and inside[0] in ("passes", "cost_models"):
-                continue  # links to the top folders
-            own = inside[0].removesuffix(".py").replace("__init__", "")
-            yield (own if top == "floorplan" else top), path
 
 
 def imported(path: Path) -> Iterator[tuple[str, str]]:

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, assume, given, seed, settings
-from hypothesis import strategies as st
-from random_cnns import networks
+from hypothesis import assume, given, seed, settings
+from random_examples import PROFILE, examples, loss, tensors, trains
 from random_layers import Spec, batch, layer, network
 from torch import Tensor, fx, nn
 from torch.func import functional_call
@@ -25,18 +24,6 @@ from floorplan.methods.verify import randomize_adapters
 
 # Networks of each shard, and whether the proof runs too: it takes half of the time.
 PLAN = [(14, True)] * 2 + [(34, False)] * 8
-PROFILE = settings(
-    deadline=None,
-    database=None,
-    phases=(Phase.generate, Phase.shrink),
-    suppress_health_check=list(HealthCheck),
-    print_blob=False,
-)
-
-
-def tensors(out: Any) -> list[Tensor]:
-    """The outputs of a network."""
-    return list(out) if isinstance(out, tuple) else [out]
 
 
 def gap(got: Tensor, want: Tensor, floor: float = 0.0) -> float:
@@ -44,24 +31,6 @@ def gap(got: Tensor, want: Tensor, floor: float = 0.0) -> float:
     assert got.shape == want.shape
     scale = max(float(want.abs().max()), floor)
     return float((got - want).abs().max()) / (scale or 1.0)
-
-
-def loss(out: Any, seed: int = 3) -> Tensor:
-    """A fixed random weighting of the outputs."""
-    g = torch.Generator().manual_seed(seed)
-    outs = tensors(out)
-    weights = [torch.randn(t.shape, generator=g, dtype=torch.float64).to(t) for t in outs]
-    return torch.stack([(t * w).sum() for t, w in zip(outs, weights, strict=True)]).sum()
-
-
-def trains(spec: Spec) -> bool:
-    """Whether plain torch can run a step of the model, every parameter trained."""
-    model = network(spec).requires_grad_(True)
-    try:
-        torch.autograd.backward(loss(model(batch(spec))))
-    except RuntimeError:
-        return False
-    return True
 
 
 def adapted_convs(gm: nn.Module, source: nn.Module) -> dict[str, FusedConv]:
@@ -179,24 +148,6 @@ def rewritten(model: nn.Module, x: Tensor, rank: int, sites: str, measured: bool
 def agree(report: Any) -> None:
     """Predicted equals measured to the byte, in every figure."""
     assert not any(report.difference.values()), (report.difference, str(report))
-
-
-def widths(spec: Any) -> list[int]:
-    """Input channels a group of every conv in a spec."""
-    if isinstance(spec, list):
-        return [w for s in spec for w in widths(s)]
-    if not isinstance(spec, dict):
-        return []
-    inner = [w for v in spec.values() for w in widths(v)]
-    return [spec["in"] // spec["groups"], *inner] if "groups" in spec else inner
-
-
-@st.composite
-def examples(draw: Any) -> tuple[Spec, int, str]:
-    """A network, a rank that one of its convs takes where there is one, and a choice of sites."""
-    spec: Spec = draw(networks())
-    rank = draw(st.integers(1, max(1, min(3, max(widths(spec)) - 1))))
-    return spec, rank, draw(st.sampled_from(["auto", "all", "all"]))
 
 
 def run_example(spec: Spec, rank: int, sites: str) -> str:

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.test_layers import FACE, ROOT, sources
+from rooms import FACE, ROOT, sources
 
 PROMISED = {*FACE, "data", "before"}  # what users import: the README names it
 

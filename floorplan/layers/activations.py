@@ -262,7 +262,7 @@ class PackedActivation(Layer):
         gate = gate_of(self.act) if keeps else ""
         if isinstance(gate, str):
             return self.act(z)  # type: ignore[no-any-return]
-        return _Gated.apply(z, self.act, gate)  # type: ignore[no-untyped-call]
+        return _Gated.apply(z, self.act, gate)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _Gated(torch.autograd.Function):

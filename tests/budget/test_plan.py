@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from plans import MACHINES, NETS, model_of, net_of
+from small import Inverted
 from steps import by_autograd, gradients, worst
 from torch import nn
 
@@ -25,7 +26,6 @@ from floorplan.ledger.inputs import filled
 from floorplan.ledger.losses import LOSSES
 from floorplan.step.compile import compile_step
 from floorplan.step.timeline import measure
-from tests.step.test_stream import Inverted
 
 BATCH = 13
 

@@ -9,28 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import HERE, RESIDUAL, SIZE, SMOOTH, run
 from small import Residual
-
-from floorplan.cli import main as cli
-
-HERE = Path(__file__).parents[1] / "nets"
-RESIDUAL = f"{HERE / 'small.py'}:residual"
-SMOOTH = f"{HERE / 'small.py'}:smooth"
-SIZE = ("--input", "3,16,16", "--batch", "2")
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr of one command, in this process."""
-    old, sys.argv = sys.argv, ["floorplan", *arguments]
-    try:
-        cli.main()
-        code = 0
-    except SystemExit as e:
-        code = int(e.code or 0)
-    finally:
-        sys.argv = old
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 def test_check_prints_the_verdict_and_exits_1_above_the_floor(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,15 +80,6 @@ def test_no_output_goes_over_another_or_over_the_model(
     assert model.read_text() == (HERE / "small.py").read_text()
 
 
-def test_sarif_names_every_guilty_tensor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    target = tmp_path / "r.sarif"
-    run(capsys, "check", SMOOTH, *SIZE, "--rank", "2", "--sarif", str(target))
-    code, out, _ = run(capsys, "check", SMOOTH, *SIZE, "--rank", "2", "--sarif", "-")
-    assert json.loads(out) == json.loads(target.read_text())
-    results = json.loads(target.read_text())["runs"][0]["results"]
-    assert [r["ruleId"] for r in results] == ["above-floor/activation"]
-
-
 def test_rewrite_writes_model_and_reports_and_refuses_to_overwrite(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -165,26 +136,6 @@ def test_what_cannot_be_used_is_one_line_and_exit_2(
     assert code == 2 and not out
     assert err.startswith("floorplan: ") and err.count("\n") == 1 and says in err
     assert not list(tmp_path.iterdir())
-
-
-def test_gate_checks_every_listed_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    entry = f'[[tool.floorplan.gate]]\nmodel = "{RESIDUAL}"\nrank = 2\nsites = "all"\ninput = [3, 16, 16]\n'
-    config = tmp_path / "pyproject.toml"
-    config.write_text(entry)
-    code, out, _ = run(capsys, "gate", str(config))
-    assert code == 0 and out.startswith("ok")
-    config.write_text(entry + "max_saved = 10\n")
-    code, out, _ = run(capsys, "gate", str(config))
-    assert code == 1 and "more than 10" in out
-    broken = '[[tool.floorplan.gate]]\nmodel = "no.such:factory"\n'
-    config.write_text(broken + entry)
-    code, out, _ = run(capsys, "gate", str(config))
-    assert code == 1 and out.count("FAIL") == 1 and out.splitlines()[1].startswith("ok")
-    config.write_text(entry.replace("rank = 2", 'rank = "2"'))
-    code, _, err = run(capsys, "gate", str(config))
-    assert code == 2 and "`rank` must be a whole number" in err
-    config.write_text(entry.replace("rank", "rnak"))
-    assert run(capsys, "gate", str(config))[0] == 2
 
 
 def test_a_saved_model_file_is_checked_and_a_hostile_one_is_refused(

@@ -1,30 +1,9 @@
 """The paper's backbones: sizes, shapes, tracing, and the bytes that full fine-tuning keeps."""
 
-import importlib.util
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
+from example import factory, window
 from torch import Tensor, fx, nn
-
-FILE = Path(__file__).parents[2] / "examples" / "backbones.py"
-
-
-def factory(name: str) -> Any:
-    """Import `examples/backbones.py:name` by its path, as the command line does."""
-    spec = importlib.util.spec_from_file_location("example_backbones", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, name)
-
-
-def window(model: nn.Module, batch: int) -> Tensor:
-    """A random batch of the model's own example shape."""
-    generator = torch.Generator().manual_seed(1)
-    shape: Any = model.example_input_shape
-    return torch.randn(batch, *shape, generator=generator)
 
 
 def saved_bytes(model: nn.Module, x: Tensor) -> int:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from saves import formats, kept, kept_bytes, same
 from steps import graph_of
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,9 +26,8 @@ from floorplan.layers.activations import (
     options_of,
 )
 from floorplan.layers.average_pools import ShapeAdaptiveAvgPool, ShapeAvgPool
-from floorplan.layers.bits import layout_of
 from floorplan.layers.dropout import PackedDropout
-from floorplan.layers.max_pools import PackedMaxPool, compact_pool
+from floorplan.layers.max_pools import PackedMaxPool
 from floorplan.layers.plain import Clamp
 from floorplan.ledger.pillars import pillar_of
 from floorplan.ledger.recorder import Saved
@@ -84,58 +82,6 @@ SMOOTH = [
     nn.LogSoftmax(1),
 ]
 EDGES = [0.0, -0.0, 6.0, -0.5, 0.5, 2.0, 3.0, -3.0, 0.7, -0.7, -1e-30, 5.999]
-
-
-def kept(module: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Output, and the saved tensors that are not the module's own state."""
-    saved: list[Tensor] = []
-    own = {t.untyped_storage()._cdata for t in module.state_dict().values()}
-
-    def pack(t: Tensor) -> Tensor:
-        if t.untyped_storage()._cdata not in own:
-            saved.append(t)
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        y = module(x)
-    return y, saved
-
-
-def kept_bytes(module: nn.Module, x: Tensor) -> int:
-    return sum(t.nbytes for t in kept(module, x)[1])
-
-
-def same(plain: nn.Module, packed: nn.Module, x: Tensor, seed: int = 0) -> None:
-    """Equal outputs and gradients, bit for bit; x untouched; rebuilt from config."""
-    options = json.loads(json.dumps(packed.config()))  # type: ignore[operator]
-    rebuilt = type(packed)(**options).train(packed.training).to(x.dtype)
-    rebuilt.load_state_dict(packed.state_dict())
-    before = x.detach().clone()
-    a = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    torch.manual_seed(seed)
-    want = plain(a)
-    g = torch.randn_like(want)
-    (ga,) = torch.autograd.grad(want, a, g)
-    for module in (packed, rebuilt):
-        b = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-        torch.manual_seed(seed)
-        got = module(b)
-        assert torch.equal(want, got) and want.dtype == got.dtype
-        (gb,) = torch.autograd.grad(got, b, g)
-        assert torch.equal(ga, gb)
-        assert torch.equal(b, before)
-        assert layout_of(got) == layout_of(want)
-
-
-def spatial(dims: int) -> tuple[int, ...]:
-    return (3, 5, *((9, 7, 6)[:dims]))
-
-
-def formats(x: Tensor) -> list[Tensor]:
-    if x.dim() not in (4, 5):
-        return [x]
-    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-    return [x, x.to(memory_format=last)]
 
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda m: str(m))
@@ -310,120 +256,6 @@ def test_refusals_name_a_way_out(act: nn.Module, word: str) -> None:
     assert activation_refusal(act) == why
     with pytest.raises(ValueError, match=type(act).__name__):
         PackedActivation.of(act)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_max_pool_geometry(data: st.DataObject) -> None:
-    dims = data.draw(st.integers(1, 3))
-    kernel = tuple(data.draw(st.integers(1, 4)) for _ in range(dims))
-    stride = tuple(data.draw(st.integers(1, 3)) for _ in range(dims))
-    padding = tuple(data.draw(st.integers(0, k // 2)) for k in kernel)
-    dilation = tuple(data.draw(st.integers(1, 2)) for _ in range(dims))
-    ceil_mode = data.draw(st.booleans())
-    size = [(k - 1) * d + 1 + data.draw(st.integers(0, 4)) for k, d in zip(kernel, dilation, strict=True)]
-    kind: Any = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[dims - 1]
-    pool = kind(kernel, stride, padding, dilation, ceil_mode=ceil_mode)
-    x = torch.randint(0, 3, (3, 2, *size)).double()  # ties
-    for z in formats(x):
-        same(pool, compact_pool(pool), z)
-
-
-@pytest.mark.parametrize("kernel,width", [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (16, 8)])
-def test_max_pool_keeps_the_fewest_bits(kernel: int, width: int) -> None:
-    pool = nn.MaxPool2d(kernel, 1)
-    y, saved = kept(compact_pool(pool), torch.randn(3, 5, 17, 19, requires_grad=True))
-    assert [t.nbytes for t in saved] == [math.ceil(y.numel() * width / 8)]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_max_pool_overlap_in_low_precision(dtype: torch.dtype) -> None:
-    for x in formats(torch.randn(4, 6, 12, 12).to(dtype)):
-        same(nn.MaxPool2d(3, 1, 1), compact_pool(nn.MaxPool2d(3, 1, 1)), x)
-
-
-def test_max_pool_nan_and_padding() -> None:
-    x = torch.full((1, 1, 4, 4), -math.inf, dtype=torch.float64)
-    pool = nn.MaxPool2d(3, 2, 1)
-    same(pool, compact_pool(pool), x)
-    x[0, 0, 1, 1] = math.nan
-    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
-    pool(a).nan_to_num().sum().backward()
-    compact_pool(pool)(b).nan_to_num().sum().backward()
-    assert torch.equal(a.grad, b.grad)  # type: ignore[arg-type]
-
-
-def test_max_pool_chunks_join_without_seams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("floorplan.layers.windows.CHUNK", 1)
-    for kernel in (2, 3):  # 75 offsets a sample: no whole byte
-        pool = nn.MaxPool2d(kernel, 2, 1)
-        same(pool, compact_pool(pool), torch.randn(7, 3, 9, 9, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("dims", [1, 2, 3])
-def test_unbatched(dims: int) -> None:
-    x = torch.randn(spatial(dims)[1:], dtype=torch.float64)
-    for name in ("MaxPool", "AvgPool", "AdaptiveAvgPool"):
-        pool = getattr(nn, f"{name}{dims}d")(2)
-        same(pool, compact_pool(pool), x)
-
-
-@pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.parametrize(
-    "options", [{}, {"ceil_mode": True}, {"count_include_pad": False}, {"divisor_override": 5}], ids=str
-)
-def test_avg_pool_keeps_only_shapes(dims: int, options: dict[str, Any]) -> None:
-    if dims == 1 and "divisor_override" in options:
-        pytest.skip("AvgPool1d has no divisor_override")
-    pool = getattr(nn, f"AvgPool{dims}d")(3, 2, 1, **options)
-    packed = compact_pool(pool)
-    assert isinstance(packed, ShapeAvgPool)
-    for dtype in (torch.float64, torch.float32 if dims == 3 else torch.bfloat16):
-        for x in formats(torch.randn(spatial(dims)).to(dtype)):
-            same(pool, packed, x)
-            assert kept(packed, x.clone().requires_grad_())[1] == []
-
-
-@pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.parametrize("output", [1, 2, 5])
-def test_adaptive_avg_pool_keeps_only_shapes(dims: int, output: int) -> None:
-    pool = getattr(nn, f"AdaptiveAvgPool{dims}d")(output)
-    packed = compact_pool(pool)
-    assert isinstance(packed, ShapeAdaptiveAvgPool)
-    for x in formats(torch.randn(spatial(dims), dtype=torch.float64)):
-        same(pool, packed, x)
-        assert kept(packed, x.clone().requires_grad_())[1] == []
-
-
-def test_adaptive_avg_pool_keeps_a_free_size() -> None:
-    pool = nn.AdaptiveAvgPool2d((None, 3))
-    same(pool, compact_pool(pool), torch.randn(2, 3, 7, 8, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 1.0])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_dropout_draws_what_torch_draws(p: float, dtype: torch.dtype) -> None:
-    for training in (True, False):
-        plain = nn.Dropout(p).train(training)
-        packed = PackedDropout.of(plain)
-        for x in formats(torch.randn(3, 5, 7, 3).to(dtype)):
-            same(plain, packed, x)
-            bits = kept_bytes(packed, x.clone().requires_grad_())
-            assert bits == ((315 + 7) // 8 if training and 0 < p < 1 else bits) and bits <= 40
-
-
-@pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.filterwarnings("ignore:dropout2d")
-def test_channel_dropout_keeps_a_bit_a_channel(dims: int, batched: bool) -> None:
-    plain = getattr(nn, f"Dropout{dims}d")(0.4, inplace=False)
-    packed = PackedDropout.of(plain)
-    for x in formats(torch.randn(spatial(dims)[0 if batched else 1 :], dtype=torch.float64)):
-        for seed in range(3):
-            same(plain, packed, x, seed)
-        assert kept_bytes(packed, x.clone().requires_grad_()) <= (9 * 5 + 7) // 8
-    big = torch.randn(8, 16, *[4] * dims, requires_grad=True)
-    assert kept_bytes(packed, big) == 8 * 16 // 8
 
 
 FAKES: list[nn.Module] = [

@@ -1,6 +1,7 @@
 """Bits: packing, unpacking and gating, on the CPU path and on the path of other devices."""
 
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from floorplan.layers import bits
-from floorplan.layers.bits import apply_gate, layout_of, pack_fields, pack_gate, unpack_fields
+from floorplan.layers.bits import (
+    apply_gate,
+    apply_gate_,
+    as_layout,
+    dense_in,
+    empty_like_map,
+    layout_of,
+    pack_fields,
+    pack_gate,
+    unpack_fields,
+)
 
-FACTORS = [(1.0, 0.0), (0.0, 1.0), (1.0, 0.25), (0.3, 0.0), (0.0, 0.3), (1.0, 1.0), (0.0, 0.0)]
+FACTORS = [(1.0, 0.0), (0.0, 1.0), (1.0, 0.25), (0.3, 0.0), (0.3, 0.2), (0.0, 0.3), (1.0, 1.0), (0.0, 0.0)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
@@ -67,7 +78,7 @@ def test_segments_join_without_seams(path: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("closed", [False, True])
-@pytest.mark.parametrize("lo,hi", [(0.0, 6.0), (-math.inf, 6.0), (0.0, math.inf)])
+@pytest.mark.parametrize("lo,hi", [(0.0, 6.0), (-math.inf, 6.0), (0.0, math.inf), (-math.inf, math.inf)])
 def test_boundary_values(lo: float, hi: float, closed: bool) -> None:
     z = torch.tensor([0.0, 6.0, -0.0, 3.0, -1e-30, 7.0, math.nan, math.inf, -math.inf])
     want = (z >= lo) & (z <= hi) if closed else (z > lo) & (z < hi)
@@ -136,3 +147,93 @@ def test_fields_round_trip(width: int, values: list[int]) -> None:
 def test_packing_keeps_no_autograd_history() -> None:
     z = torch.randn(9, requires_grad=True)
     assert not pack_gate(z, 0.0, math.inf, False).requires_grad
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7, 3), (2, 3, 4, 5, 3)])
+@pytest.mark.parametrize("layout", [0, 1])
+def test_gate_in_its_own_buffer(shape: tuple[int, ...], layout: int) -> None:
+    z, g = laid_out(torch.randn(shape), layout), laid_out(torch.randn(shape), layout)
+    packed, held = pack_gate(z, -0.5, 0.5, False), g.data_ptr()
+    for inside, outside in FACTORS:
+        got = g.clone(memory_format=torch.preserve_format)
+        apply_gate_(got, packed, layout, inside, outside)
+        assert torch.equal(got, apply_gate(g, packed, layout, inside, outside))
+    apply_gate_(g, packed, layout, 1.0, 0.0)
+    assert g.data_ptr() == held and not g[(z <= -0.5) | (z >= 0.5)].any()
+
+
+def test_layouts_of_maps() -> None:
+    z = torch.randn(2, 3, 4, 5)
+    last = as_layout(z, 1)
+    assert as_layout(z, 0) is z and torch.equal(last, z) and (layout_of(last), layout_of(z)) == (1, 0)
+    assert dense_in(z, 0) and dense_in(last, 1) and not dense_in(z, 1) and not dense_in(last, 0)
+    for like in (z.double(), last.double()):
+        other = empty_like_map(like, [3, 6, 2, 2])
+        assert other.shape == (3, 6, 2, 2) and other.dtype == torch.float64 and layout_of(other) == layout_of(like)
+    assert empty_like_map(z.to("meta"), [1, 1, 1, 1]).device.type == "meta"
+
+
+def parts_of(n: int, threads: bool) -> tuple[list[tuple[int, ...]], set[int]]:
+    """Elements and bytes of each part in order, and the threads that had some."""
+    seen: list[tuple[int, ...]] = []
+    who: set[int] = set()
+
+    def work(part: slice, where: slice) -> None:
+        seen.append((part.start, part.stop, where.start, where.stop))
+        who.add(threading.get_ident())
+
+    bits.spread(n, work, threads)
+    return sorted(seen), who
+
+
+def test_parts_are_spread_over_threads_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bits, "CPU_SEGMENT", 16)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    want = [(0, 16, 0, 2), (16, 32, 2, 4), (32, 48, 4, 6), (48, 61, 6, 8)]
+    seen, who = parts_of(61, True)
+    assert seen == want and len(who) == 2
+    seen, who = parts_of(61, False)
+    assert seen == want and who == {threading.get_ident()}
+    assert parts_of(13, True) == ([(0, 13, 0, 2)], {threading.get_ident()})
+
+
+def test_a_fault_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bits, "CPU_SEGMENT", 16)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+    def work(part: slice, where: slice) -> None:
+        if part.start == 16:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        bits.spread(64, work, True)
+
+
+@pytest.mark.parametrize("n", [15, 16, 17])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_fakes_are_as_large_as_the_real_ones(n: int, device: str) -> None:
+    real = torch.zeros(n)
+    with FakeTensorMode():
+        z, v = torch.empty(n, device=device), torch.empty(n, dtype=torch.uint8, device=device)
+        made = [pack_gate(z, 0.0, 1.0, False), pack_fields(v, 2), unpack_fields(v, n, 1)]
+    want = [pack_gate(real, 0.0, 1.0, False), pack_fields(real.byte(), 2), unpack_fields(real.byte(), n, 1)]
+    assert [(t.shape, t.dtype) for t in made] == [(t.shape, t.dtype) for t in want]
+    assert {t.device.type for t in made} == {device}
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+def test_a_fake_gradient_lies_as_the_real_one(layout: int) -> None:
+    with FakeTensorMode():
+        packed = torch.empty(38, dtype=torch.uint8)
+        for g in (torch.empty(2, 3, 5, 10), laid_out(torch.empty(2, 3, 5, 10), 1)):
+            assert layout_of(apply_gate(g, packed, layout, 1.0, 0.0)) == layout
+
+
+def test_symbolic_layouts_that_are_neither_or_both() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    dynamic = [DimDynamic.DYNAMIC] * 4
+    turned = torch.empty(11, 5, 7, 13).permute(2, 1, 0, 3)
+    one = torch.empty(7, 1, 11, 13).as_strided((7, 1, 11, 13), (143, 1, 13, 1))
+    for z, sizes in ((turned, dynamic), (one, [dynamic[0], DimDynamic.STATIC, *dynamic[2:]])):
+        context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
+        assert layout_of(mode.from_tensor(z, symbolic_context=context)) == layout_of(z) == 0

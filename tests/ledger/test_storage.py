@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from floorplan.ledger.storage import Life, StorageTracker, Timeline
 from floorplan.trees import model_state, storage_key, tensors_in
@@ -74,3 +76,55 @@ def test_tensors_in_any_container() -> None:
 
 def test_state_is_parameters_and_buffers() -> None:
     assert len(model_state(nn.BatchNorm2d(3))) == 5
+
+
+def test_lives_born_at_one_event_are_alive_together() -> None:
+    assert Timeline([life(0, 2, 10), life(0, None, 5)], events=2).peak() == 15
+
+
+def test_events_are_numbered_one_by_one() -> None:
+    x = torch.ones(4)
+    with StorageTracker([x]) as tracker:
+        a = x + 1
+        b = x.sum(dtype=torch.float64)
+        del a
+        c = b * 2
+        del b, c
+    found = [(v.node, v.direction, v.born, v.died, v.shape, v.dtype) for v in tracker.timeline.lives]
+    assert found == [
+        ("", "forward", 0, 2, (4,), torch.float32),
+        ("", "forward", 1, 4, (), torch.float64),
+        ("", "forward", 3, 5, (), torch.float64),
+    ]
+    assert tracker.timeline.events == 6 and not tracker.alive
+
+
+def test_the_backward_of_the_loss_is_the_losss() -> None:
+    x = torch.ones(4, requires_grad=True)
+    with StorageTracker([x]) as tracker:
+        tracker.enter("a")
+        y = x.exp()
+        number = y.grad_fn._sequence_nr()  # type: ignore[union-attr]
+        assert tracker.maker_of(number) is None  # the forward has not ended
+        tracker.enter("loss", "loss")
+        loss = y.square().sum()
+        tracker.enter("end", "backward")
+        assert tracker.maker_of(number) == "a"
+        assert tracker.maker_of(x.exp().grad_fn._sequence_nr()) is None  # type: ignore[union-attr]
+        loss.backward()
+    made = [(v.node, v.direction) for v in tracker.timeline.lives]
+    assert made[:3] == [("a", "forward"), ("loss", "loss"), ("loss", "loss")]
+    assert made[-1] == ("a", "backward") and ("loss", "backward") in made
+
+
+def test_the_number_of_steps_of_an_optimizer_is_no_matter_on_fakes() -> None:
+    real = torch.tensor(3.0)
+    with FakeTensorMode() as mode, StorageTracker() as tracker:
+        fake = mode.from_tensor(real)
+        with pytest.raises(DataDependentOutputException):
+            fake.item()
+        tracker.enter("adam", "optimizer")
+        assert fake.item() == 1.0 and (fake + 1).shape == ()
+    with StorageTracker() as tracker:
+        tracker.enter("adam", "optimizer")
+        assert real.item() == 3.0

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ import floorplan.methods
 from floorplan.errors import FloorplanError
 from floorplan.ledger.inputs import filled
 from floorplan.methods.compare import Comparison, compare
-from floorplan.methods.pictures import draw, parts
 
 torch.manual_seed(0)
 
@@ -89,20 +87,6 @@ memflora       2        8    2,964                 3,124                  7,948 
 bytes; one step, loss cross_entropy; multiply-adds of one step
 not run: bn: Sequential: method norm: the model has no such parameter to train""",  # noqa: E501
     )
-
-
-def test_pictures_are_written_whole(found: Comparison, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    for name in ("a.png", "b.svg"):
-        draw(found, tmp_path / name)
-    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    assert "</svg>" in (tmp_path / "b.svg").read_text()
-    with pytest.raises(FloorplanError, match="c.xyz"):
-        draw(found, tmp_path / "c.xyz")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png", "b.svg"]
-    for r in found.rows:
-        assert r.predicted is not None and sum(parts(r)) == r.predicted.training_state_peak
-        assert min(parts(r)) >= 0
 
 
 def test_a_method_without_a_place_is_listed_with_its_reason() -> None:

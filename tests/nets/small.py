@@ -52,3 +52,22 @@ class Smooth(nn.Module):
 def smooth() -> Smooth:
     """A factory whose rewritten model stays above the floor."""
     return Smooth()
+
+
+class Inverted(nn.Module):
+    """Two inverted residuals, one with a skip; then a head."""
+
+    def __init__(self, nd: int = 2, act: type[nn.Module] = nn.ReLU6, bias: bool = True) -> None:
+        super().__init__()
+        conv = (nn.Conv1d, nn.Conv2d)[nd - 1]
+        self.stem = conv(3, 4, 3, padding=1)
+
+        def body(out: int, stride: int) -> nn.Sequential:
+            middle = conv(24, 24, 3, stride, padding=1, groups=24, bias=bias)
+            return nn.Sequential(conv(4, 24, 1, bias=bias), act(), middle, act(), conv(24, out, 1, bias=bias))
+
+        self.same, self.down = body(4, 1), body(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        return torch.relu(self.down(x + self.same(x))).mean(2)

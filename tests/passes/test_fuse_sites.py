@@ -10,7 +10,6 @@ from graphs import picture, randomize, show, site_at
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from floorplan.graph.aliases import roots_of, written
 from floorplan.graph.driver import Check, Pass, Site, rewrite
 from floorplan.graph.trace import trace
 from floorplan.layers.fused import FusedConv
@@ -348,32 +347,6 @@ def test_train_mode_computes_the_same() -> None:
         torch.testing.assert_close(gm.train(mode)(X.double()), want, rtol=0, atol=0)
     sites = [m for m in gm.modules() if isinstance(m, FusedConv)]
     assert len(sites) == 2 and all(m.act is not None for m in sites)
-
-
-class Writers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.relu_, self.drop, self.relu = nn.ReLU(True), nn.Dropout(0.5, True), nn.ReLU()
-
-    def forward(self, x: Tensor) -> Any:
-        a = x * 2
-        v = a.view(-1)
-        self.relu_(a)
-        self.drop(a)
-        F.relu(a, True)
-        v.mul_(2)
-        torch.relu_(v)
-        v.copy_(x)
-        torch.add(v, v, out=v)
-        return self.relu(a), torch.sigmoid(a)
-
-
-def test_who_writes_where() -> None:
-    gm = fx.symbolic_trace(Writers())
-    roots = roots_of(gm)
-    names = {n.name: {r.name for r in written(gm, n, roots)} for n in gm.graph.nodes}
-    assert {n for n, w in names.items() if "mul" in w} == {"relu_", "drop", "relu", "mul_", "relu__1", "copy_", "add"}
-    assert {n for n, w in names.items() if not w} >= {"mul", "view", "relu_1", "sigmoid"}
 
 
 def pictured(forward: Any, want: str, check: Check | None = None) -> None:

@@ -10,6 +10,7 @@ import backbones
 import pytest
 import torch
 from hypothesis import given, seed, settings
+from random_examples import PROFILE, examples, trains
 from random_layers import Spec, batch, network
 from small import Residual
 from steps import by_autograd, check, gradients, graph_of, weighted, weights_for, worst
@@ -19,7 +20,6 @@ from floorplan.errors import FloorplanError
 from floorplan.step.compile import Schedule, compile_step
 from floorplan.step.graph import crossings, ordered
 from floorplan.step.timeline import measure, predict
-from tests.test_random_cnns import PROFILE, examples, trains
 
 
 def sites(gm: fx.GraphModule) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import backbones
 import pytest
 import torch
+from small import Inverted
 from steps import check, graph_of
 from torch import Tensor, nn
 
@@ -10,25 +11,6 @@ from floorplan.errors import FloorplanError
 from floorplan.step.compile import Schedule, compile_step
 from floorplan.step.stream import streams
 from floorplan.step.timeline import measure, predict
-
-
-class Inverted(nn.Module):
-    """Two inverted residuals, one with a skip; then a head."""
-
-    def __init__(self, nd: int = 2, act: type[nn.Module] = nn.ReLU6, bias: bool = True) -> None:
-        super().__init__()
-        conv = (nn.Conv1d, nn.Conv2d)[nd - 1]
-        self.stem = conv(3, 4, 3, padding=1)
-
-        def body(out: int, stride: int) -> nn.Sequential:
-            middle = conv(24, 24, 3, stride, padding=1, groups=24, bias=bias)
-            return nn.Sequential(conv(4, 24, 1, bias=bias), act(), middle, act(), conv(24, out, 1, bias=bias))
-
-        self.same, self.down = body(4, 1), body(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.stem(x))
-        return torch.relu(self.down(x + self.same(x))).mean(2)
 
 
 @pytest.mark.parametrize("nd", [1, 2])

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from example import factory, window
 from graphs import randomize
 from hard_models import build
+from small_step import adapted, images
 from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError
@@ -23,8 +25,6 @@ from floorplan.ledger.storage import StorageTracker
 from floorplan.methods.catalogue import METHODS, Options, method
 from floorplan.timeline.blocks import StepTimeline
 from floorplan.timeline.run import step_timeline, timeline_of
-from tests.examples.test_backbones import factory, window
-from tests.ledger.test_step_figures import adapted, images
 
 XENT = LOSSES["cross_entropy"]
 TINY = [n for n in METHODS if n.startswith("tinytl")]
