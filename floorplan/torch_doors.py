@@ -126,6 +126,11 @@ def saved_names(kind: type) -> tuple[str, ...]:
     return tuple(n for n in dir(kind) if n.startswith("_saved_") or n == "saved_tensors")
 
 
+def applied(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    """The result of an autograd function; not all versions have a type for its apply."""
+    return cast(Tensor, cast(Any, function).apply(*args))
+
+
 def saved_hooks() -> Hooks | None:
     """The saved-tensor hooks in force, the innermost ones."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)

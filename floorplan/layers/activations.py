@@ -22,6 +22,7 @@ from floorplan.layers.bits import apply_gate, layout_of, pack_gate
 from floorplan.layers.dropout import PackedDropout, dropout_refusal
 from floorplan.layers.layer import Layer
 from floorplan.layers.max_pools import PackedMaxPool, pool_refusal
+from floorplan.torch_doors import applied
 
 __all__ = [
     "Gate",
@@ -201,12 +202,12 @@ class PackedActivation(Layer):
         if self.act is None:
             assert self.slope is not None
             slope = self.slope.to(z.dtype)
-            y = _GatedPReLU.apply(z, slope) if keeps else F.prelu(z, slope)  # type: ignore[no-untyped-call]
+            y = applied(_GatedPReLU, z, slope) if keeps else F.prelu(z, slope)
             return y
         gate = gate_of(self.act) if keeps else ""
         if isinstance(gate, str):
             return self.act(z)  # type: ignore[no-any-return]
-        return _Gated.apply(z, self.act, gate)  # type: ignore[no-any-return,no-untyped-call]
+        return applied(_Gated, z, self.act, gate)
 
 
 class _Gated(torch.autograd.Function):
