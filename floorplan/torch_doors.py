@@ -5,6 +5,7 @@ torch promises none of this to stay; tests/test_torch_doors.py says of each what
 
 import linecache
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
@@ -129,6 +130,14 @@ def saved_names(kind: type) -> tuple[str, ...]:
 def applied(function: type[torch.autograd.Function], *args: Any) -> Tensor:
     """The result of an autograd function; not all versions have a type for its apply."""
     return cast(Tensor, cast(Any, function).apply(*args))
+
+
+@contextmanager
+def saving(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
+    """Saved tensors go through these; selective checkpointing, which keeps some itself, says nothing of it."""
+    with warnings.catch_warnings(), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        warnings.filterwarnings("ignore", "A saved_tensors_hooks context")
+        yield
 
 
 def saved_hooks() -> Hooks | None:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from floorplan import torch_doors as doors
 from floorplan.errors import FloorplanError
@@ -176,6 +177,17 @@ def test_the_innermost_hooks_are_in_force() -> None:
         assert doors.saved_hooks() not in (None, (pack, unpack))
 
 
+def test_selective_checkpointing_says_nothing_of_our_hooks(recwarn: pytest.WarningsRecorder) -> None:
+    keep = partial(create_selective_checkpoint_contexts, [torch.ops.aten.exp.default])
+    packed: list[Tensor] = []
+    with doors.saving(lambda t: packed.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+        x = torch.ones(2, requires_grad=True)
+        y = checkpoint(lambda t: t.exp().sin(), x, use_reentrant=False, context_fn=keep).exp()
+        assert doors.saved_hooks() is not None
+    y.sum().backward()
+    assert packed and not recwarn.list
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing_is_seen_from_inside_alone(reentrant: bool) -> None:
     seen: list[bool] = []
@@ -184,7 +196,7 @@ def test_checkpointing_is_seen_from_inside_alone(reentrant: bool) -> None:
         seen.append(doors.checkpointing())
         return x.exp()
 
-    torch.utils.checkpoint.checkpoint(run, torch.ones(2, requires_grad=True), use_reentrant=reentrant)
+    checkpoint(run, torch.ones(2, requires_grad=True), use_reentrant=reentrant)
     run(X)
     assert seen == [True, False]
 
