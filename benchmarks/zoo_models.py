@@ -8,6 +8,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from floorplan.torch_doors import BatchNormNd
+
 FAMILIES = ("torchvision", "timm", "examples")
 SIDE = 64  # of the images that are run for real; the smallest that most models accept
 
@@ -171,7 +173,7 @@ def randomize(model: nn.Module) -> None:
     g = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for m in model.modules():
-            if isinstance(m, nn.modules.batchnorm._BatchNorm):
+            if isinstance(m, BatchNormNd):
                 spread = [(m.running_mean, -0.2, 0.2), (m.running_var, 0.5, 1.5)]
                 for t, low, high in [*spread, (m.weight, 0.7, 1.3), (m.bias, -0.2, 0.2)]:
                     if t is not None:

@@ -5,9 +5,10 @@ torch promises none of this to stay; tests/test_torch_doors.py says of each what
 
 import linecache
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from types import FrameType
 from typing import Any, cast
 from unittest.mock import patch
@@ -126,6 +127,19 @@ def saved_names(kind: type) -> tuple[str, ...]:
     return tuple(n for n in dir(kind) if n.startswith("_saved_") or n == "saved_tensors")
 
 
+def applied(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    """The result of an autograd function; not all versions have a type for its apply."""
+    return cast(Tensor, cast(Any, function).apply(*args))
+
+
+@contextmanager
+def saving(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
+    """Saved tensors go through these; selective checkpointing, which keeps some itself, says nothing of it."""
+    with warnings.catch_warnings(), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        warnings.filterwarnings("ignore", "A saved_tensors_hooks context")
+        yield
+
+
 def saved_hooks() -> Hooks | None:
     """The saved-tensor hooks in force, the innermost ones."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
@@ -155,6 +169,12 @@ READ_NUMBER = torch.ops.aten._local_scalar_dense.default  # .item()
 BATCH_NORMS = (torch.ops.aten._native_batch_norm_legit.default, torch.ops.aten._native_batch_norm_legit.no_stats)
 ADAPTIVE_BACKWARD = {2: torch.ops.aten._adaptive_avg_pool2d_backward, 3: torch.ops.aten._adaptive_avg_pool3d_backward}
 OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+
+
+def wants_values(e: Exception) -> bool:
+    """Whether a run on fake tensors failed because it asked for the content of one."""
+    words = ("DataDependent", "DynamicOutputShape", "_local_scalar_dense", ".numpy() is not supported")
+    return any(word in f"{type(e).__name__} {e}" for word in words)
 
 
 def schema_of(op: Any) -> Any:
@@ -221,11 +241,13 @@ _PYTHON_KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImp
 def other_kernels(kernels: Mapping[Any, Callable[..., Any] | None]) -> Iterator[None]:
     """Ops run a Python kernel of ours meanwhile, or for None torch's C++ kernel, in place of torch's Python one."""
     taken = {op: {k: op.py_kernels.pop(k) for k in _PYTHON_KEYS if k in op.py_kernels} for op in kernels}
-    for op, own in kernels.items():
-        if own is not None:
-            op.py_kernels.update(dict.fromkeys(_PYTHON_KEYS, own))
-        op._dispatch_cache.clear()
     try:
+        for op, own in kernels.items():
+            op._dispatch_cache.clear()
+            if own is not None:
+                op.py_kernels.update(dict.fromkeys(_PYTHON_KEYS, own))
+                if any(op._get_dispatch(k) is not own for k in _PYTHON_KEYS):
+                    raise _changed(f"a Python kernel of {op}")
         yield
     finally:
         for op, theirs in taken.items():
@@ -236,13 +258,17 @@ def other_kernels(kernels: Mapping[Any, Callable[..., Any] | None]) -> Iterator[
 
 
 @contextmanager
-def other_lstm(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """nn.LSTM runs make(torch's own function) meanwhile."""
+def other_lstm(run: Callable[..., Any]) -> Iterator[None]:
+    """nn.LSTM calls run(torch's own function, *its arguments) meanwhile."""
     forward = cast(Any, nn.LSTM.forward)
     if forward.__globals__.get("_VF") is not torch._VF or "lstm" not in forward.__code__.co_names:
-        raise FloorplanError(f"nn.LSTM: torch {torch.__version__} runs it another way; use torch 2.13 or 2.14")
-    with patch.object(torch._VF, "lstm", make(torch._VF.lstm), create=True):
+        raise _changed("nn.LSTM's function")
+    with patch.object(torch._VF, "lstm", partial(run, torch._VF.lstm), create=True):
         yield
+
+
+def _changed(what: str) -> FloorplanError:
+    return FloorplanError(f"torch {torch.__version__}: {what} cannot be replaced as in 2.13 and 2.14; use one of these")
 
 
 def show_source(name: str, text: str) -> None:

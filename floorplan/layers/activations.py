@@ -21,6 +21,7 @@ from floorplan.layers import smooth
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
 from floorplan.layers.layer import Layer
 from floorplan.layers.plain import CLAMP_PASSES, Clamp
+from floorplan.torch_doors import applied
 
 SIXTH = 0.1666666716337204  # 1/6 in float32: what torch's Hardsigmoid multiplies by in every dtype
 
@@ -258,11 +259,11 @@ class PackedActivation(Layer):
         if self.act is None:
             assert self.slope is not None
             slope = self.slope.to(z.dtype)
-            return _GatedPReLU.apply(z, slope) if keeps else F.prelu(z, slope)  # type: ignore[no-untyped-call]
+            return applied(_GatedPReLU, z, slope) if keeps else F.prelu(z, slope)
         gate = gate_of(self.act) if keeps else ""
         if isinstance(gate, str):
             return self.act(z)  # type: ignore[no-any-return]
-        return _Gated.apply(z, self.act, gate)  # type: ignore[no-any-return,no-untyped-call]
+        return applied(_Gated, z, self.act, gate)
 
 
 class _Gated(torch.autograd.Function):

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from floorplan.layers.bits import layout_of
 from floorplan.layers.layer import Layer
-from floorplan.torch_doors import ADAPTIVE_BACKWARD
+from floorplan.torch_doors import ADAPTIVE_BACKWARD, applied
 
 aten = torch.ops.aten
 
@@ -96,8 +96,8 @@ class ShapeAvgPool(Layer):
         zero = [] if self.dims > 1 else [0]
         window = (one + self.kernel, one + self.stride, zero + self.padding)
         options = (self.ceil_mode, self.count_include_pad, self.divisor_override)
-        y = _AvgPool.apply(one_high(x, self.dims), *window, *options)  # type: ignore[no-untyped-call]
-        return y.squeeze(-2) if self.dims == 1 else y  # type: ignore[no-any-return]
+        y = applied(_AvgPool, one_high(x, self.dims), *window, *options)
+        return y.squeeze(-2) if self.dims == 1 else y
 
 
 class _AvgPool(torch.autograd.Function):
@@ -158,8 +158,8 @@ class ShapeAdaptiveAvgPool(Layer):
             return pool[self.dims - 1](x, self.output)  # type: ignore[arg-type]
         size = [x.shape[i - self.dims] if n is None else n for i, n in enumerate(self.output)]
         size = [1, *size] if self.dims == 1 else size
-        y = _AdaptiveAvgPool.apply(one_high(x, self.dims), size)  # type: ignore[no-untyped-call]
-        return y.squeeze(-2) if self.dims == 1 else y  # type: ignore[no-any-return]
+        y = applied(_AdaptiveAvgPool, one_high(x, self.dims), size)
+        return y.squeeze(-2) if self.dims == 1 else y
 
 
 class _AdaptiveAvgPool(torch.autograd.Function):

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
 from floorplan.layers.layer import Layer
+from floorplan.torch_doors import applied
 
 # dims of an input that torch reads as one sample without a batch dimension; 0 = it never does
 DROPOUTS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 2, nn.Dropout2d: 0, nn.Dropout3d: 4}
@@ -75,10 +76,10 @@ class PackedDropout(Layer):
         if self.p == 1 or not (torch.is_grad_enabled() and x.requires_grad):
             return self._plain(x)
         if self.name == "Dropout":
-            return _Elements.apply(x, self.p)  # type: ignore[no-any-return,no-untyped-call]
+            return applied(_Elements, x, self.p)
         batch = () if x.dim() == self.sample_dims else x.shape[:1]
         decided = (*batch, x.shape[len(batch)], *[1] * (x.dim() - len(batch) - 1))
-        return _Channels.apply(x, self.p, decided)  # type: ignore[no-any-return,no-untyped-call]
+        return applied(_Channels, x, self.p, decided)
 
     def _plain(self, x: Tensor) -> Tensor:
         kinds = {"Dropout": F.dropout, "Dropout1d": F.dropout1d, "Dropout2d": F.dropout2d}

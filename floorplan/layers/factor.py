@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.adapter import ConvAdapter, as_conv_starts
 from floorplan.layers.geometry import conv, conv_input_grad, pad, padded_size, unpad
+from floorplan.torch_doors import applied
 
 
 def mixed(w: Tensor, u: Tensor, d: Tensor, scale: float) -> Tensor:
@@ -76,10 +77,10 @@ class FactorConv(ConvAdapter):
         """One conv by the merged weight, which keeps t."""
         device, args = x.device.type, (self.weight, self.bias, self.U, self.D, self)
         if device == "meta" or not torch.is_autocast_enabled(device):
-            return _Factor.apply(x, *args)  # type: ignore[no-any-return,no-untyped-call]
+            return applied(_Factor, x, *args)
         x = x.to(torch.get_autocast_dtype(device)) if x.dtype != torch.float64 else x
         with torch.autocast(device, enabled=False):
-            return _Factor.apply(x, *args)  # type: ignore[no-any-return,no-untyped-call]
+            return applied(_Factor, x, *args)
 
 
 class _Factor(torch.autograd.Function):

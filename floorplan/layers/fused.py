@@ -25,6 +25,7 @@ from floorplan.layers.bits import apply_gate, layout_of, pack_gate
 from floorplan.layers.geometry import Geometry, conv, conv_input_grad, pad, padded_size, unpad
 from floorplan.layers.layer import Adapter, Layer, PlainConv, PlainNorm
 from floorplan.layers.lowrank import merge, project, q_grad, up_grad
+from floorplan.torch_doors import applied
 
 
 def _orthonormal(draw: Tensor) -> Tensor:
@@ -189,7 +190,7 @@ class FusedConv(Adapter):
             z = _add(self.value(x, self.merged(x.dtype)), skip)
             return z if self.act is None else self.act(z)
         args = (x, skip, self.U, self.weight, self.P, self.scale, self)
-        return _Site.apply(*args)  # type: ignore[no-any-return,no-untyped-call]
+        return applied(_Site, *args)
 
     def value(self, x: Tensor, w: Tensor) -> Tensor:
         """conv(pad(x), w) + bias."""

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from floorplan.torch_doors import applied
+
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 Pads = tuple[tuple[int, int], ...]
@@ -246,7 +248,7 @@ def conv_weight_grad(g: Tensor, x: Tensor, w: Tensor, geo: Geometry, groups: int
 
 def frozen_conv(x: Tensor, w: Tensor, b: Tensor | None, geo: Geometry) -> Tensor:
     """conv(pad(x), w) + b by a frozen w: keeps nothing of x, where torch's conv keeps it."""
-    return _Frozen.apply(x, w, b, geo)  # type: ignore[no-any-return,no-untyped-call]
+    return applied(_Frozen, x, w, b, geo)
 
 
 class _Frozen(torch.autograd.Function):

@@ -23,6 +23,7 @@ from floorplan.layers.adapter import as_conv_starts
 from floorplan.layers.geometry import Geometry, conv, conv_input_grad, frozen_conv, pad, padded_size, unpad
 from floorplan.layers.layer import Adapter, Layer, PlainConv
 from floorplan.layers.paper import PaperSite, per_channel
+from floorplan.torch_doors import applied
 
 KERNEL = 5
 EPS = 1e-5
@@ -170,7 +171,7 @@ class TinySite(PaperSite):
         if self.plain:
             return self._plain(x, a, b, None, None)
         b = b if self.bias is None else b + a * self.bias
-        return _Tiny.apply(x, self.weight, a, b, self)  # type: ignore[no-any-return,no-untyped-call]
+        return applied(_Tiny, x, self.weight, a, b, self)
 
 
 def _mask(z: Tensor, gate: Gate) -> Tensor:

@@ -24,6 +24,7 @@ from floorplan.cost_models.levels import Floats
 from floorplan.layers.activations import ACTIVATIONS, NAMED, options_of, record_of
 from floorplan.layers.bits import CPU_SEGMENT, SEGMENT, _flat, _format, _pack_torch, _unpack_torch, layout_of
 from floorplan.layers.layer import Layer
+from floorplan.torch_doors import applied
 
 FITS = ("normal", "minimax")
 SMOOTH = {a.name: a.derivative for a in ACTIVATIONS.values() if a.derivative}
@@ -196,7 +197,7 @@ class LossyActivation(Layer):
         """act(z), out of place."""
         if not (torch.is_grad_enabled() and z.requires_grad):
             return self.act(z)  # type: ignore[no-any-return]
-        return _Lossy.apply(z, self)  # type: ignore[no-any-return,no-untyped-call]
+        return applied(_Lossy, z, self)
 
     def level(self, z: Tensor) -> Tensor:
         """The level that stands for act'(z), in z's dtype."""

@@ -17,6 +17,7 @@ from floorplan.layers.average_pools import ShapeAdaptiveAvgPool, ShapeAvgPool, d
 from floorplan.layers.bits import layout_of
 from floorplan.layers.layer import Layer
 from floorplan.layers.windows import max_pool, max_pool_backward
+from floorplan.torch_doors import applied
 
 MAX_POOLS: tuple[type[nn.Module], ...] = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 AVG_POOLS: tuple[type[nn.Module], ...] = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
@@ -124,9 +125,9 @@ class PackedMaxPool(Layer):
         one = [] if self.dims > 1 else [1]
         zero = [] if self.dims > 1 else [0]
         window = (one + self.kernel, one + self.stride, zero + self.padding, one + self.dilation)
-        y = _MaxPool.apply(one_high(x, self.dims), *window, self.ceil_mode)  # type: ignore[no-untyped-call]
+        y = applied(_MaxPool, one_high(x, self.dims), *window, self.ceil_mode)
         y = y.squeeze(-2) if self.dims == 1 else y
-        return y.squeeze(0) if unbatched else y  # type: ignore[no-any-return]
+        return y.squeeze(0) if unbatched else y
 
 
 class _MaxPool(torch.autograd.Function):

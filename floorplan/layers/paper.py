@@ -30,6 +30,7 @@ from floorplan.layers.geometry import (
     unpad,
 )
 from floorplan.layers.layer import Adapter, PlainConv, PlainNorm
+from floorplan.torch_doors import applied
 
 
 def per_channel(t: Tensor, dims: int) -> Tensor:
@@ -132,7 +133,7 @@ class PaperSite(Adapter):
         up, down = (self.U, self.P) if self.rank else (None, None)
         if self.plain:
             return self._plain(x, a, b, up, down)
-        return _Paper.apply(x, up, down, self.weight, a, b, self)  # type: ignore[no-any-return,no-untyped-call]
+        return applied(_Paper, x, up, down, self.weight, a, b, self)
 
     def _plain(self, x: Tensor, a: Tensor, b: Tensor, up: Tensor | None, down: Tensor | None) -> Tensor:
         z = x

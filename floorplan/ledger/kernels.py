@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def _upsample(packet: Any) -> Callable[..., Any]:
 
 
 def _scaled(n: Any, factor: float) -> Any:
-    return n * int(factor) if float(factor).is_integer() else torch.sym_int(n * factor)  # type: ignore[no-untyped-call]
+    return n * int(factor) if float(factor).is_integer() else cast(Any, torch.sym_int)(n * factor)
 
 
 @cache

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from floorplan.cost_models.paper_macs import Macs
@@ -20,6 +19,7 @@ from floorplan.layers.layer import Layer
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.run import Step, Watch, run
 from floorplan.ledger.storage import StorageTracker
+from floorplan.torch_doors import TorchDispatchMode
 from floorplan.trees import tensors_in
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from floorplan.ledger.storage import Life, StorageTracker
-from floorplan.torch_doors import version_of
+from floorplan.torch_doors import saving, version_of
 from floorplan.trees import storage_key
 
 
@@ -73,7 +73,7 @@ class Recorder:
         self.ops = ops_of(gm)
 
     def hooks(self) -> AbstractContextManager[Any]:
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        return saving(self._pack, self._unpack)
 
     @contextmanager
     def gradients(self, model: nn.Module) -> Iterator[None]:

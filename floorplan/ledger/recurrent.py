@@ -21,17 +21,12 @@ _LSTM_MODE = 2
 
 def fused_lstm() -> AbstractContextManager[None]:
     """Let nn.LSTM take the path of real CPU tensors."""
+    return other_lstm(_lstm)
 
-    def fused(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def lstm(x: Tensor, hx: Any, *rest: Any) -> Any:
-            packed = isinstance(hx, Tensor)
-            if packed or not _runs_fused([x, *hx, *rest[0]]):
-                return plain(x, hx, *rest)
-            return _layers(x, hx, *rest)
 
-        return lstm
-
-    return other_lstm(fused)
+def _lstm(plain: Callable[..., Any], x: Tensor, hx: Any, *rest: Any) -> Any:
+    packed = isinstance(hx, Tensor)
+    return plain(x, hx, *rest) if packed or not _runs_fused([x, *hx, *rest[0]]) else _layers(x, hx, *rest)
 
 
 def _runs_fused(tensors: Sequence[Tensor]) -> bool:

@@ -27,6 +27,7 @@ from floorplan.ledger.marks import keepers_of, marked
 from floorplan.ledger.recorder import Recorder, Saved
 from floorplan.ledger.recurrent import fused_lstm
 from floorplan.ledger.storage import StorageTracker, Timeline
+from floorplan.torch_doors import wants_values
 from floorplan.trees import model_state, storage_key, tensors_in
 
 After = Callable[[nn.Module, StorageTracker], list[Tensor]]  # ends a step; its results stand apart from it
@@ -194,14 +195,6 @@ class _Walker(fx.Interpreter):
                 raise ReadsValues(f"{n.name}: reads tensor values, which a run without data cannot know") from e
             reason = " ".join(str(e).split())[:300]
             raise TraceError(f"{n.name}: {type(e).__name__}: {reason}; give sizes that fit with --input") from e
-
-
-_READS = ("DataDependent", "DynamicOutputShape", "_local_scalar_dense", ".numpy() is not supported")
-
-
-def wants_values(e: Exception) -> bool:
-    """Whether a run on fake tensors failed because it asked for the content of one."""
-    return any(word in f"{type(e).__name__} {e}" for word in _READS)
 
 
 @contextmanager

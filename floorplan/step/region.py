@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from floorplan.torch_doors import applied
+
 Tape = tuple[list[Any], list["_Slot"]]
 
 
@@ -58,7 +60,7 @@ class Region:
         for a, wanted in zip(args, self.grads, strict=True):
             if wanted:
                 slots.append(_Slot(a))
-                a = _Enter.apply(self.anchor(), a, slots[-1])  # type: ignore[no-untyped-call]
+                a = applied(_Enter, self.anchor(), a, slots[-1])
             out.append(a)
         return out
 

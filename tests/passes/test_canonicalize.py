@@ -155,7 +155,7 @@ def test_golden() -> None:
         y = F.relu6(F.conv2d(s.pad(x), s.c.weight, s.c.bias))
         y = F.dropout(y, 0.5, s.training).add(F.dropout(y, training=False))
         y += y.tanh()
-        return cast(Any, torch).concat([s.none(y), y], axis=1).flatten(1)
+        return torch.concat([s.none(y), y], axis=1).flatten(1)  # type: ignore[call-arg]
 
     golden(
         forward,
