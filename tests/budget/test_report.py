@@ -1,7 +1,10 @@
-"""`plan`'s report as it is printed, by given rates."""
+"""The report of a plan: as it is printed, by given rates; what its rows add up to, its text and its document."""
 
 import csv
 import io
+import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +13,13 @@ from plans import MACHINES
 from small import Residual
 
 from floorplan.budget.plan import plan
-from floorplan.budget.report import PlanReport
+from floorplan.budget.report import PlanReport, PlanRow
+from floorplan.step.compile import Schedule
+
+PARTS = Schedule(micro_batch=4)
+FULL = PlanRow("full fine-tuning", 16, None, 900, 700, 300, 64, 1.0, 5_000_000)
+CHOICE = PlanRow(str(PARTS), 16, 2, 200, 80, 110, 64, 0.7, 3_000_000, PARTS)
+REPORT = PlanReport("net", 400, {"rank": 2}, (FULL,), (CHOICE,), CHOICE, one_more=420, notes=("said",))
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +72,34 @@ def test_a_csv_has_both_tables_and_marks_the_choice(found: PlanReport) -> None:
     assert found.choice is not None and [r["schedule"] for r in chosen] == [found.choice.program]
     for r in rows:
         assert int(r["total"]) == sum(int(r[k]) for k in ("requested peak", "state", "batch bytes"))
+
+
+def test_a_row_counts_everything() -> None:
+    assert (FULL.total, CHOICE.total) == (1264, 374)
+    found = CHOICE.as_json()
+    assert found["total"] == 374 and found["micro_batch"] == 4 and Schedule.of(found["plan"]) == PARTS
+    assert FULL.as_json()["micro_batch"] == 16 and FULL.as_json()["plan"] is None
+
+
+def test_the_text_of_a_choice() -> None:
+    text = str(replace(REPORT, measured={"requested_peak": 200, "resident_growth": 500}))
+    assert "net: a training step within 400 bytes" in text and f"> {CHOICE.program}" in text
+    assert f"choice: batch 16, rank 2, {CHOICE.program}" in text
+    assert "state 110 + batch 64 + requested peak 200 = 374 of 400" in text
+    assert "one more sample would take 420" in text and "measured requested peak 200, difference 0" in text
+    assert "resident growth 500, 2.50 of it" in text and text.endswith("note: said")
+    assert "smaller batches" not in text and "smaller batches" in str(replace(REPORT, batches=(CHOICE,)))
+
+
+def test_nothing_fits() -> None:
+    none = replace(REPORT, choice=None, obstacle="too small")
+    assert none.exit_code == 1 and REPORT.exit_code == 0
+    assert "nothing fits: too small" in str(none)
+    assert none.as_json()["choice"] is none.as_json()["difference"] is None
+
+
+def test_the_document() -> None:
+    found: dict[str, Any] = json.loads(json.dumps(replace(REPORT, measured={"requested_peak": 190}).as_json()))
+    assert found["schema"] == "floorplan.plan/1" and found["difference"] == {"requested_peak": 10}
+    assert found["choice"] == found["pareto"][0] and found["references"][0]["schedule"] == "full fine-tuning"
+    assert (found["budget"], found["one_more"], found["notes"]) == (400, 420, ["said"])
