@@ -64,8 +64,8 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A stage of a schedule: units first .. last, in parts of `size` samples; 0: all at once.
+class Span:
+    """What runs as one stage of a schedule: units first .. last, in parts of `size` samples; 0: all at once.
 
     forms: one number a unit of the whole net, where a unit can run in several forms.
     """
@@ -94,7 +94,7 @@ class Composer:
         self.group = lru_cache(None)(self._group)
         self.behind = lru_cache(None)(self._behind)
 
-    def peak(self, batch: int, micro: int, stages: Sequence[Stage]) -> int:
+    def peak(self, batch: int, micro: int, stages: Sequence[Span]) -> int:
         """Most bytes that a step of `batch` samples allocates at once."""
         run, loss = tuple(stages), self.head(min(batch, micro or batch)).loss
         most, (full, *rest) = 0, sizes(batch, micro)
@@ -116,7 +116,7 @@ class Composer:
         grads = sum(u.grads for u in units)
         return Group(units[0].enters, leaves, owned, held, kept, grads, back, units[0].learns, through)
 
-    def kept(self, batch: int, micro: int, stages: Sequence[Stage]) -> int:
+    def kept(self, batch: int, micro: int, stages: Sequence[Span]) -> int:
         """Most bytes that wait for the backward at once: whole stages, and one part of the last."""
         n, total = sizes(batch, micro)[0][0], 0
         for k, s in enumerate(stages):
@@ -125,18 +125,18 @@ class Composer:
             total += sum(self._at(k, m, tuple(stages)).kept * (1 if last else q) for m, q in parts[: 1 if last else 2])
         return total
 
-    def _at(self, k: int, size: int, stages: tuple[Stage, ...]) -> Group:
+    def _at(self, k: int, size: int, stages: tuple[Span, ...]) -> Group:
         s = stages[k]
         return self.group(s.first, s.last, size, s.forms[s.first : s.last + 1] or (0,) * (s.last + 1 - s.first))
 
-    def _grads(self, k: int, n: int, stages: tuple[Stage, ...]) -> int:
+    def _grads(self, k: int, n: int, stages: tuple[Span, ...]) -> int:
         """Gradients of stage k and all behind it."""
         return self.behind(stages[k].first, n)
 
     def _behind(self, first: int, n: int) -> int:
         return self.head(n).grads + sum(self.unit(k, n, 0).grads for k in range(first, self.count))
 
-    def _down(self, k: int, n: int, done: bool, stages: tuple[Stage, ...], alone: bool) -> int:
+    def _down(self, k: int, n: int, done: bool, stages: tuple[Span, ...], alone: bool) -> int:
         size = stages[k].size
         if size <= 0 or size >= n:
             return self._whole(k, n, done, stages, alone, held=False)
@@ -144,7 +144,7 @@ class Composer:
             return self._ends(k, n, size, done, stages)
         return self._parts(k, n, size, done, stages, alone)
 
-    def _whole(self, k: int, n: int, done: bool, stages: tuple[Stage, ...], alone: bool, held: bool) -> int:
+    def _whole(self, k: int, n: int, done: bool, stages: tuple[Span, ...], alone: bool, held: bool) -> int:
         g, all_, head = self._at(k, n, stages), self._grads(k, n, stages), self.head(n)
         most = (g.held if held else g.owned) + (all_ if done else 0)
         if k < len(stages) - 1:
@@ -157,13 +157,13 @@ class Composer:
         after = all_ + g.back.owned_later if done else all_ - g.grads + g.back.owned_first
         return max(most, head.loss + after)
 
-    def _ends(self, k: int, n: int, size: int, done: bool, stages: tuple[Stage, ...]) -> int:
+    def _ends(self, k: int, n: int, size: int, done: bool, stages: tuple[Span, ...]) -> int:
         whole, loss, most = self._at(k, n, stages).enters, self.head(size).loss, 0
         for s, q in _turns(n, size):
             most = max(most, loss * min(q, 2) + self._whole(k, s, done or q > 0, stages, False, held=True))
         return whole + most
 
-    def _parts(self, k: int, n: int, size: int, done: bool, stages: tuple[Stage, ...], alone: bool) -> int:
+    def _parts(self, k: int, n: int, size: int, done: bool, stages: tuple[Span, ...], alone: bool) -> int:
         whole, all_, loss = self._at(k, n, stages), self._grads(k, n, stages), self.head(size).loss
         ready, most = (all_ if done else 0), 0
         for s, q in _turns(n, size):

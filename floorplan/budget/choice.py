@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from floorplan.budget.model import Model
-from floorplan.budget.net import Found, Net
+from floorplan.budget.net import Costed, Net
 from floorplan.budget.search import grown, more
-from floorplan.cost_models.peaks import Stage
+from floorplan.cost_models.peaks import Span
 from floorplan.ledger.inputs import resized
 from floorplan.step.compile import Step
 from floorplan.step.timeline import predict
@@ -15,12 +15,12 @@ ALIKE = 1.01  # times that the model does not tell apart
 TRIED = 4  # schedules whose exact peak is looked at, should a closed form be off
 
 
-def smallest(m: Model, batch: int) -> Found:
+def smallest(m: Model, batch: int) -> Costed:
     """The schedule that allocates least: one sample at a time, or the whole batch where samples are coupled."""
     net, micro = m.net, 0 if m.net.coupled or batch == 1 else 1
     n = micro or batch
-    stages = [(Stage(0, len(net.groups) - 1, 0, net.forms(policy, n)),) for policy in ("merged", "small")]
-    return min((net.found(batch, micro, s) for s in stages), key=lambda f: f.peak)
+    stages = [(Span(0, len(net.groups) - 1, 0, net.forms(policy, n)),) for policy in ("merged", "small")]
+    return min((net.costed(batch, micro, s) for s in stages), key=lambda f: f.peak)
 
 
 def largest(m: Model, budget: int) -> int:
@@ -38,7 +38,7 @@ def largest(m: Model, budget: int) -> int:
     return low
 
 
-def fastest(net: Net, found: Sequence[Found], room: int) -> Found | None:
+def fastest(net: Net, found: Sequence[Costed], room: int) -> Costed | None:
     """The fastest that fits, grown to its largest part sizes, the exact run asked in doubt."""
     fits = [f for f in found if f.peak <= room]
     least = min((f.seconds for f in fits), default=0.0) * ALIKE
@@ -49,7 +49,7 @@ def fastest(net: Net, found: Sequence[Found], room: int) -> Found | None:
     return None
 
 
-def exact(net: Net, f: Found) -> tuple[Step, StepTimeline]:
+def exact(net: Net, f: Costed) -> tuple[Step, StepTimeline]:
     """The compiled step of a schedule and its exact timeline on fakes; alike micro-batches are run three times."""
     if f in net.exact:
         return net.exact[f]  # type: ignore[no-any-return]
@@ -62,7 +62,7 @@ def exact(net: Net, f: Found) -> tuple[Step, StepTimeline]:
     return found
 
 
-def one_more_than(m: Model, choice: Found, free: bool) -> int | None:
+def one_more_than(m: Model, choice: Costed, free: bool) -> int | None:
     """Least total with one more sample: in a part of the step, or in the batch where it is `free`."""
     tried = more(m.net, choice)
     if free:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor, fx
 
 from floorplan.budget.clock import FITTED, Clock, Machines, anchored
-from floorplan.budget.net import Found, Net
+from floorplan.budget.net import Costed, Net
 from floorplan.cost_models.memory import optimizer_state
-from floorplan.cost_models.peaks import Stage
+from floorplan.cost_models.peaks import Span
 from floorplan.errors import FloorplanError
 from floorplan.graph.trace import Traced
 from floorplan.graph.untouched import undisturbed
@@ -91,8 +91,8 @@ def streamed(m: Model, t: Setting) -> Model | None:
 def _step_clock(t: Setting, net: Net) -> Clock:
     """How this machine runs the straight-line step."""
 
-    def whole(n: int) -> Found:
-        return net.found(n, 0, (Stage(0, len(net.groups) - 1, 0, (0,) * len(net.groups)),))
+    def whole(n: int) -> Costed:
+        return net.costed(n, 0, (Span(0, len(net.groups) - 1, 0, (0,) * len(net.groups)),))
 
     step = net.step(net.schedule(whole(FITTED[0])))
 

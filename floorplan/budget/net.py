@@ -1,8 +1,8 @@
 """An adapted model as units that a schedule is put together from, each in the forms that it can run in.
 
-Runs    one form of the step: profiles at any part size, from fake runs at few
-Net     units, heads and works by part size and form; what a schedule of them takes
-Found   one schedule at one batch: bytes and seconds
+Profiles   the step with its units in one form, at any part size, from fake runs at few
+Net        units, heads and works by part size and form; what a schedule of them takes
+Costed     one schedule at one batch: bytes and seconds
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from floorplan.budget.clock import TimeOf
-from floorplan.budget.profile import FITTED, Form, Sized, Trace, cuts, form, joints, sized, trace
+from floorplan.budget.profile import FITTED, LinearProfile, Profile, cuts, linear, profiled
+from floorplan.budget.units import Sized, joints, sized
 from floorplan.budget.work import Worked
-from floorplan.cost_models.peaks import Composer, Head, Stage, Unit, sizes
+from floorplan.cost_models.peaks import Composer, Span, Unit, sizes
 from floorplan.errors import FloorplanError
 from floorplan.layers.fused import FusedConv
 from floorplan.ledger.fakes import Fakes, concrete_fakes
@@ -30,43 +31,43 @@ ODD = 13  # samples, no multiple of any number of slices
 
 
 @dataclass(frozen=True)
-class Found:
+class Costed:
     """A schedule of one batch, by the closed form."""
 
     batch: int
     micro: int
-    stages: tuple[Stage, ...]
+    stages: tuple[Span, ...]
     peak: int
     seconds: float
 
 
-class Runs:
-    """One form of the step: profiles at any part size, from runs at two and at few small ones."""
+class Profiles:
+    """The step with its units in one form, profiled at any part size: by runs at two, and at few small ones."""
 
     def __init__(self, step: Step, fakes: Fakes, given: Sequence[Any]) -> None:
         self.step, self.fakes, self.given = step, fakes, given
-        self.done: dict[int, Trace] = {}
-        self.form: Form | None = form(self.run(FITTED[0]), self.run(FITTED[1]), FITTED)
+        self.done: dict[int, Profile] = {}
+        self.linear: LinearProfile | None = linear(self.run(FITTED[0]), self.run(FITTED[1]), FITTED)
 
-    def run(self, size: int) -> Trace:
+    def run(self, size: int) -> Profile:
         """A fake run at one size."""
         if size not in self.done:
-            self.done[size] = trace(self.step, self.fakes.on([resized(t, size) for t in self.given]))
+            self.done[size] = profiled(self.step, self.fakes.on([resized(t, size) for t in self.given]))
         return self.done[size]
 
     @cached_property
     def holds(self) -> bool:
-        """Whether the form holds at every size: sums in slices are even at multiples of their number alone."""
-        if self.form is None:
+        """Whether the line holds at every size: sums in slices are even at multiples of their number alone."""
+        if self.linear is None:
             return False
-        odd, fitted = self.run(ODD), self.form.trace(ODD)
+        odd, fitted = self.run(ODD), self.linear.at(ODD)
         return (odd.events, odd.nbytes) == (fitted.events, fitted.nbytes)
 
-    def at(self, size: int) -> Trace:
+    def at(self, size: int) -> Profile:
         """The profile at a size. Layouts of one sample are ambiguous: that one is always run."""
-        if self.form is None or size == 1 or (size % FITTED[0] and not self.holds):
+        if self.linear is None or size == 1 or (size % FITTED[0] and not self.holds):
             return self.run(size)
-        return self.form.trace(size)
+        return self.linear.at(size)
 
 
 class Net:
@@ -81,11 +82,11 @@ class Net:
         sites = tuple(n.name for n in s.nodes if n.op == "call_module" and _adapted(s.gm.get_submodule(str(n.target))))
         same = tuple(n for n in sites if self._same_shape(n))
         self.kinds = list(dict.fromkeys((((), ()), (sites, ()), (sites, same))))
-        self.runs = self._runs()
+        self.profiles = self._profiled()
         self.groups = self._groups()
         self.sites = self._sites(sites)
         self.compose = Composer(len(self.groups), self.unit, lambda m: self.sized(m, 0).head)
-        self.exact: dict[Found, Any] = {}
+        self.exact: dict[Costed, Any] = {}
         self._sized: dict[tuple[int, int], Sized] = {}
         self._time: dict[Any, float] = {}
         self._forms: dict[tuple[str, int], tuple[int, ...]] = {}
@@ -122,14 +123,14 @@ class Net:
         x, z = self.studied.values[node.all_input_nodes[0].name], self.studied.values[name]
         return bool(x.shape == z.shape)
 
-    def _runs(self) -> list[Runs]:
+    def _profiled(self) -> list[Profiles]:
         stages, given = tuple((n, 0) for n in self.cuts), (*self.inputs, self.target)
         steps = [self.step(Schedule(stages=stages, branches=b, reuse=r)) for b, r in self.kinds]
         fakes = concrete_fakes(self.gm, given)  # of the model as it lies now: in the steps' layout
-        return [Runs(step, fakes, given) for step in steps]
+        return [Profiles(step, fakes, given) for step in steps]
 
     def _groups(self) -> list[tuple[int, int]]:
-        common = set.intersection(*(set(joints(r.run(FITTED[0]))) for r in self.runs))
+        common = set.intersection(*(set(joints(r.run(FITTED[0]))) for r in self.profiles))
         edges = [-1, *sorted(common), len(self.cuts)]
         return [(a + 1, b) for a, b in zip(edges, edges[1:], strict=False)]
 
@@ -146,16 +147,12 @@ class Net:
     def sized(self, size: int, kind: int) -> Sized:
         """Units and head at a part size."""
         if (size, kind) not in self._sized:
-            self._sized[size, kind] = sized(self.runs[kind].at(size), self.groups)
+            self._sized[size, kind] = sized(self.profiles[kind].at(size), self.groups)
         return self._sized[size, kind]
 
     def unit(self, k: int, size: int, kind: int) -> Unit:
         """One unit at a part size, in one of its forms."""
         return self.sized(size, kind).units[k]
-
-    def head(self, size: int) -> Head:
-        """What ends the step."""
-        return self.sized(size, 0).head
 
     def work(self, k: int, size: int, kind: int) -> Worked:
         """What a unit computes in both directions; k = number of units: the head."""
@@ -187,12 +184,12 @@ class Net:
         kinds = range(len(self.kinds))
         return tuple(min(kinds, key=lambda f: (cost(k, f), f)) if s else 0 for k, s in enumerate(self.sites))
 
-    def found(self, batch: int, micro: int, stages: Sequence[Stage]) -> Found:
+    def costed(self, batch: int, micro: int, stages: Sequence[Span]) -> Costed:
         """What a schedule takes."""
         run = tuple(stages)
-        return Found(batch, micro, run, self.compose.peak(batch, micro, run), self._step_seconds(batch, micro, run))
+        return Costed(batch, micro, run, self.compose.peak(batch, micro, run), self._step_seconds(batch, micro, run))
 
-    def _step_seconds(self, batch: int, micro: int, stages: tuple[Stage, ...]) -> float:
+    def _step_seconds(self, batch: int, micro: int, stages: tuple[Span, ...]) -> float:
         total = 0.0
         for n, times in sizes(batch, micro):
             for k, s in enumerate(stages):
@@ -202,14 +199,14 @@ class Net:
                     total += times * q * self._stage_seconds(s, size, k == len(stages) - 1)
         return total
 
-    def _stage_seconds(self, s: Stage, size: int, last: bool) -> float:
+    def _stage_seconds(self, s: Span, size: int, last: bool) -> float:
         key = (s.first, s.last, s.forms, size, last)
         if key not in self._time:
             found = sum(self.seconds(k, size, s.forms[k]) for k in range(s.first, s.last + 1))
             self._time[key] = found + (self.seconds(len(self.groups), size, 0) if last else 0.0)
         return self._time[key]
 
-    def work_of(self, f: Found) -> Worked:
+    def work_of(self, f: Costed) -> Worked:
         """What the whole step computes."""
         total = Worked()
         for n, times in sizes(f.batch, f.micro):
@@ -221,7 +218,7 @@ class Net:
                         total = total.plus(p, times * q)
         return total
 
-    def schedule(self, f: Found) -> Schedule:
+    def schedule(self, f: Costed) -> Schedule:
         """The schedule as compile_step takes it."""
         kinds = [s.forms[k] for s in f.stages for k in range(s.first, s.last + 1)]
         picked: list[list[str]] = [[], []]

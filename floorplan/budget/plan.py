@@ -18,9 +18,9 @@ from floorplan.budget.choice import exact, fastest, largest, one_more_than, smal
 from floorplan.budget.clock import Clock, Machines, error_of
 from floorplan.budget.machine import by_kind
 from floorplan.budget.model import Model, Setting, model_at, streamed
-from floorplan.budget.net import Found
+from floorplan.budget.net import Costed
 from floorplan.budget.reference import Reference, reference
-from floorplan.budget.report import PlanReport, Row
+from floorplan.budget.report import PlanReport, PlanRow
 from floorplan.budget.search import schedules, uncut
 from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapter_rank
@@ -87,7 +87,7 @@ def planned(
     return _grown(report, str(source.model), setting) if grows else report
 
 
-def _first(t: Setting, plans: Sequence[Plan]) -> tuple[Model, int, list[Found], Found | None]:
+def _first(t: Setting, plans: Sequence[Plan]) -> tuple[Model, int, list[Costed], Costed | None]:
     """The largest rank at which something fits, with all schedules and the choice; else the smallest rank."""
     last, refused = None, None
     for plan in sorted(plans, key=lambda p: -p.options.rank):
@@ -108,27 +108,27 @@ def _first(t: Setting, plans: Sequence[Plan]) -> tuple[Model, int, list[Found], 
     return last
 
 
-def _tried(t: Setting, m: Model) -> tuple[Model, int, list[Found], Found | None]:
+def _tried(t: Setting, m: Model) -> tuple[Model, int, list[Costed], Costed | None]:
     """All schedules of a model, and the fastest that fits."""
     batch = t.batch or largest(m, t.budget)
     found = list(schedules(m.net, batch or 1))
     return m, batch or 1, found, fastest(m.net, found, m.room(t.budget, batch)) if batch else None
 
 
-def _row(m: Model, f: Found, base: float | None) -> Row:
+def _row(m: Model, f: Costed, base: float | None) -> PlanRow:
     schedule = m.net.schedule(f)
     kept = m.net.compose.kept(f.batch, f.micro, f.stages)
     branched = len(schedule.branches or ())
     name = str(schedule) + (f", {branched} site{'s' * (branched > 1)} as branches" if branched else "")
     ratio = f.seconds / base if base else None
-    return Row(
+    return PlanRow(
         name, f.batch, m.rank, f.peak, kept, m.state, m.sample * f.batch, ratio, round(m.net.work_of(f).macs), schedule
     )
 
 
-def _front(found: Sequence[Found]) -> list[Found]:
+def _front(found: Sequence[Costed]) -> list[Costed]:
     """Schedules that no other beats in both bytes and time, smallest first; at most SHOWN, evenly spread."""
-    out: list[Found] = []
+    out: list[Costed] = []
     for f in sorted(found, key=lambda f: (f.peak, f.seconds)):
         if not out or f.seconds < out[-1].seconds * 0.995:
             out.append(f)
@@ -137,7 +137,7 @@ def _front(found: Sequence[Found]) -> list[Found]:
     return [out[round(i * (len(out) - 1) / (SHOWN - 1))] for i in range(SHOWN)]
 
 
-def _report(t: Setting, m: Model, batch: int, found: list[Found], choice: Found | None) -> PlanReport:
+def _report(t: Setting, m: Model, batch: int, found: list[Costed], choice: Costed | None) -> PlanReport:
     found_under, references, base = _references(t, m, batch)
     before = found_under[0].timeline if base is not None else None
     clocks = [m.net.time_of, *(r.clock for r in found_under)]
@@ -181,7 +181,7 @@ def _report(t: Setting, m: Model, batch: int, found: list[Found], choice: Found 
     )
 
 
-def _smaller(t: Setting, m: Model, batch: int, base: float | None) -> Iterator[Row]:
+def _smaller(t: Setting, m: Model, batch: int, base: float | None) -> Iterator[PlanRow]:
     """For batches of 8, 16, 32, …: the fastest schedule without cuts, and its time by a sample."""
     size = 8
     while size < batch and size <= 512:
@@ -193,9 +193,9 @@ def _smaller(t: Setting, m: Model, batch: int, base: float | None) -> Iterator[R
         size *= 2
 
 
-def _references(t: Setting, m: Model, batch: int) -> tuple[list[Reference], tuple[Row, ...], float | None]:
+def _references(t: Setting, m: Model, batch: int) -> tuple[list[Reference], tuple[PlanRow, ...], float | None]:
     """Full fine-tuning, where the source is there, and the adapted graph, both under autograd; the first's seconds."""
-    found, rows, base = [], list[Row](), None
+    found, rows, base = [], list[PlanRow](), None
     try:
         full = adapted(t.subject, Plan("full", Options()), False, t.source)[0].gm if t.source else None
     except FloorplanError:
@@ -208,7 +208,7 @@ def _references(t: Setting, m: Model, batch: int) -> tuple[list[Reference], tupl
         base = r.seconds if gm is full else base
         state, kept = dict(r.timeline.state), max(r.timeline.kept_live, default=0)
         rows.append(
-            Row(
+            PlanRow(
                 name,
                 batch,
                 rank,

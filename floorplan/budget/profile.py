@@ -1,8 +1,7 @@
 """What the units of a step cost, from fake runs of the step cut wherever one value alone crosses.
 
-    trace(step, fakes)          -> Trace      one run at one part size: blocks, and where each unit begins
-    form(traces at two sizes)   -> Form       every block a + b*m bits, checked event by event
-    Form.at(m)                  -> Sized      the numbers that cost_models.schedule composes
+    profiled(step, fakes)           -> Profile          one run at one part size: blocks, and where each unit begins
+    linear(profiles at two sizes)   -> LinearProfile    every block a + b*m bits, checked event by event
 
 The head runs twice, once as a part of a batch and once as the whole of it: the share of the loss is a factor.
 """
@@ -14,24 +13,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from floorplan.budget.work import Work, Worked
-from floorplan.cost_models.peaks import Back, Head, Unit
+from floorplan.ledger import run as ledger
 from floorplan.ledger.fakes import Fakes
-from floorplan.ledger.kernels import quiet_fakes
 from floorplan.ledger.storage import StorageTracker
 from floorplan.step.compile import Step
 from floorplan.step.runner import Runner
 from floorplan.step.studied import Studied
-from floorplan.trees import model_state, storage_key, tensors_in
+from floorplan.trees import model_state, storage_key
 
 Window = tuple[int, int]
 FITTED = (8, 16)  # samples: multiples of 8, where packed masks fill whole bytes
 
 
 @dataclass(frozen=True)
-class Trace:
+class Profile:
     """One elementary run: blocks by number, in order of birth; windows are ranges of births."""
 
     died: tuple[int, ...]
@@ -70,24 +68,15 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Sized:
-    """The units and the head at one part size, and their work."""
+class LinearProfile:
+    """A profile as a function of the part size: bits of a block = a + b*m."""
 
-    units: tuple[Unit, ...]
-    head: Head
-    work: tuple[tuple[Worked, Worked], ...]
-
-
-@dataclass(frozen=True)
-class Form:
-    """A trace whose blocks are forms in the part size: bits = a + b*m."""
-
-    pattern: Trace
+    pattern: Profile
     bits: tuple[tuple[int, int], ...]
     slopes: tuple[tuple[Worked, Worked], ...]  # work a sample
     at_size: int
 
-    def trace(self, size: int) -> Trace:
+    def at(self, size: int) -> Profile:
         """The run at another size."""
         nbytes = tuple(-(-(a + b * size) // 8) for a, b in self.bits)
         more = size - self.at_size
@@ -98,12 +87,12 @@ class Form:
         return _with(self.pattern, nbytes, work)
 
 
-def _with(t: Trace, nbytes: tuple[int, ...], work: tuple[tuple[Worked, Worked], ...]) -> Trace:
+def _with(t: Profile, nbytes: tuple[int, ...], work: tuple[tuple[Worked, Worked], ...]) -> Profile:
     return replace(t, nbytes=nbytes, work=work)
 
 
-def form(low: Trace, high: Trace, sizes: tuple[int, int]) -> Form | None:
-    """The form through runs at two sizes, None where they are not the same events."""
+def linear(low: Profile, high: Profile, sizes: tuple[int, int]) -> LinearProfile | None:
+    """The line through runs at two sizes, None where they are not the same events."""
     if low.events != high.events:
         return None
     apart, bits = sizes[1] - sizes[0], []
@@ -111,23 +100,24 @@ def form(low: Trace, high: Trace, sizes: tuple[int, int]) -> Form | None:
         slope = 8 * (b - a) // apart
         bits.append((8 * a - slope * sizes[0], slope))
     work = tuple((a[0].slope(b[0], apart), a[1].slope(b[1], apart)) for a, b in zip(low.work, high.work, strict=True))
-    return Form(low, tuple(bits), work, sizes[0])
+    return LinearProfile(low, tuple(bits), work, sizes[0])
 
 
-def trace(step: Step, fakes: Fakes) -> Trace:
+def profiled(step: Step, fakes: Fakes) -> Profile:
     """One run of a step whose stages are all whole, on fakes of its model, inputs and target."""
-    with quiet_fakes(), fakes.mode, torch.no_grad():
-        state = model_state(fakes.gm)
-        for t in state:
-            t.grad = None
-        with StorageTracker([*state, *tensors_in(fakes.inputs)]) as tracker, Work() as work:
-            runner: Runner = step.bound(fakes.gm, tracker.enter).__self__  # type: ignore[attr-defined]
-            run = _Run(runner, tracker, work, state)
-            run.all(list(fakes.inputs[:-1]), fakes.inputs[-1], step)
-        return run.result()
+    work, drivers = Work(), list[_Driver]()
+
+    def drive(model: nn.Module, given: tuple[Any, ...], tracker: StorageTracker) -> None:
+        runner: Runner = step.bound(model, tracker.enter).__self__  # type: ignore[attr-defined]
+        drivers.append(_Driver(runner, tracker, work, model_state(model)))
+        with torch.no_grad():
+            drivers[0].all(list(given[:-1]), given[-1])
+
+    ledger.run(ledger.Step(fakes.gm, fakes.inputs, drive=drive), ledger.Watch(within=lambda _: work), fakes)
+    return drivers[0].result()
 
 
-class _Run:
+class _Driver:
     """Drives the stages of a runner and notes where each begins."""
 
     def __init__(self, runner: Runner, tracker: StorageTracker, work: Work, state: list[Tensor]) -> None:
@@ -146,7 +136,7 @@ class _Run:
         keys = [storage_key(v) for v in values if isinstance(v, Tensor)]
         return tuple(dict.fromkeys(self.tracker.alive[k] for k in keys if k in self.tracker.alive))
 
-    def all(self, box: list[Any], target: Tensor, step: Step) -> None:
+    def all(self, box: list[Any], target: Tensor) -> None:
         """Forward, head, backward, and the head once more."""
         kept: list[list[Any]] = []
         for k, s in enumerate(self.runner.stages):
@@ -195,12 +185,12 @@ class _Run:
         self.grads |= frozenset(more)
         del found, old, loss
 
-    def result(self) -> Trace:
-        """The trace."""
+    def result(self) -> Profile:
+        """What was seen."""
         lives = self.tracker.timeline.lives
         births = [v.born for v in lives]
         died = np.searchsorted(births, [len(births) * 9 if v.died is None else v.died for v in lives])
-        return Trace(
+        return Profile(
             tuple(int(d) for d in died),
             tuple(int(v.nbytes) for v in lives),
             tuple((v.node, v.direction, v.op) for v in lives),
@@ -224,79 +214,3 @@ def cuts(s: Studied) -> list[str]:
     names = [n.name for n in s.inside]
     last = max((k for k, n in enumerate(names) if n in s.rules), default=0)
     return [n for n, after in pairwise(names[: last + 1]) if n in s.crossings and (n in s.rules or after in s.rules)]
-
-
-def joints(t: Trace) -> list[int]:
-    """Stages behind which a schedule may cut: what crosses is made there and let go by the next forward."""
-    found = []
-    ends = [*(e for _, e in t.forward[1:]), t.head[1]]
-    for k, (start, _) in enumerate(t.forward[:-1]):
-        crossing = t.enters[k + 1]
-        if len(crossing) == 1 and crossing[0] >= start and t.died[crossing[0]] <= ends[k]:
-            found.append(k)
-    return found
-
-
-def sized(t: Trace, groups: Sequence[Window]) -> Sized:
-    """The numbers of units, each a range first..last of stages."""
-    units = tuple(_unit(t, first, last) for first, last in groups)
-    work = tuple(
-        (_sum(t.work[k][0] for k in range(a, b + 1)), _sum(t.work[k][1] for k in range(a, b + 1))) for a, b in groups
-    )
-    return Sized(units, _head(t), (*work, t.work[-1]))
-
-
-def _sum(parts: Any) -> Worked:
-    total = Worked()
-    for p in parts:
-        total = total.plus(p)
-    return total
-
-
-def _curve(t: Trace, window: Window, carried: Sequence[int], later: bool, fixed: Sequence[int] = ()) -> int:
-    """Most bytes alive in a window: what is born in it and what is carried into it.
-
-    later: a gradient is let go by the time of the next birth, for it is added to one that is there.
-    """
-    start, end = window
-    if end <= start:
-        return 0
-    n = end - start
-    change = np.zeros(n + 1, dtype=np.int64)
-    for i in range(start, end):
-        gone = t.died[i] if not (later and i in t.grads) else i + 1
-        change[i - start] += t.nbytes[i]
-        change[min(gone, end) - start] -= t.nbytes[i]
-    for i in carried:
-        change[0] += t.nbytes[i]
-        change[max(0, min(t.died[i], end) - start)] -= t.nbytes[i]
-    return int(np.cumsum(change)[:n].max())
-
-
-def _unit(t: Trace, first: int, last: int) -> Unit:
-    window = (t.forward[first][0], t.forward[last][1])
-    enters = t.enters[first]
-    alone, owned = _curve(t, window, (), False), _curve(t, window, enters, False)
-    leaves = set(t.enters[last + 1])
-    kept = [i for i in range(*window) if t.died[i] > window[1] and i not in leaves]
-    starts = [w for w in t.backward[first : last + 1] if w is not None]
-    back, through, learns, made = None, False, False, 0
-    if starts:
-        span = (starts[-1][0], starts[0][1])
-        came = [t.grad_in[last]] if t.grad_in[last] >= 0 else []
-        held = [_curve(t, span, kept, later) for later in (False, True)]
-        back = Back(*(_curve(t, span, [*kept, *came], later) for later in (False, True)), *held)
-        made = sum(t.nbytes[i] for i in t.grads if span[0] <= i < span[1])
-        out = t.grad_out[first]
-        learns, through = out >= 0, out >= 0 and out in came
-    total = sum(t.nbytes[i] for i in kept)
-    return Unit(sum(t.nbytes[i] for i in enters), owned, alone, total, made, back, learns, through)
-
-
-def _head(t: Trace) -> Head:
-    shared = tuple(_curve(t, t.head, t.enters[-1], later) for later in (False, True))
-    alone = tuple(_curve(t, t.alone, t.copies, later) for later in (False, True))
-    grads = sum(t.nbytes[i] for i in t.grads if t.head[0] <= i < t.head[1])
-    enters = sum(t.nbytes[i] for i in t.enters[-1])
-    parts = shared if t.mean else alone
-    return Head(enters, (alone[0], alone[1]), (parts[0], parts[1]), grads, t.nbytes[t.loss])

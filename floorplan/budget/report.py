@@ -14,7 +14,7 @@ from floorplan.timeline.blocks import StepTimeline
 
 
 @dataclass(frozen=True)
-class Row:
+class PlanRow:
     """One way to run a step of `batch` samples; bytes."""
 
     program: str  # "full fine-tuning", "adapted, autograd", or a schedule in words
@@ -59,12 +59,12 @@ class PlanReport(Report):
     name: str
     budget: int
     options: dict[str, Any]  # method, rank, sites, seed, train_head, loss, input
-    references: tuple[Row, ...]
-    pareto: tuple[Row, ...]
-    choice: Row | None
+    references: tuple[PlanRow, ...]
+    pareto: tuple[PlanRow, ...]
+    choice: PlanRow | None
     one_more: int | None = None  # least total with one more sample in a part, or in the batch
     obstacle: str | None = None
-    batches: tuple[Row, ...] = ()  # smaller batches and their fastest schedules, where no batch was asked for
+    batches: tuple[PlanRow, ...] = ()  # smaller batches and their fastest schedules, where no batch was asked for
     measured: dict[str, int] | None = None
     time_model: str = ""
     notes: tuple[str, ...] = ()
@@ -135,13 +135,13 @@ class PlanReport(Report):
         return lines + ([f"  {self.obstacle}"] if self.obstacle else [])
 
 
-def _table(name: str, rows: Sequence[Row], choice: Row | None, title: str = "") -> Table:
+def _table(name: str, rows: Sequence[PlanRow], choice: PlanRow | None, title: str = "") -> Table:
     header = ["schedule", "batch", "requested peak", "kept", "total", "time", "MMACs"]
     header += ["rank", "state", "batch bytes", "chosen"]
     return Table(name, header, [_cells(r, choice) for r in rows], range(1, 7), title, columns=7)
 
 
-def _cells(r: Row, choice: Row | None) -> list[Any]:
+def _cells(r: PlanRow, choice: PlanRow | None) -> list[Any]:
     chosen = choice is not None and r.schedule is not None and r.schedule == choice.schedule
     time = None if r.time_ratio is None else Cell(r.time_ratio, f"{r.time_ratio:.2f}")
     macs = Cell(r.macs / 1e6, f"{r.macs / 1e6:,.0f}")

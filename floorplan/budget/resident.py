@@ -36,7 +36,7 @@ from floorplan.step.compile import compile_step
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
-Step = Callable[[], Any]
+Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _available() -> None:
         )
 
 
-def growth_of(step: Step) -> Growth:
+def growth_of(step: Call) -> Growth:
     """Measure a step in this process: once to warm up, once with the high-water mark reset."""
     step()
     gc.collect()
@@ -118,7 +118,7 @@ def compiled_step(
     loss: str = "cross_entropy",
     plan: Mapping[str, Any] | None = None,
     shapes: Sequence[Sequence[int]] | None = None,
-) -> Step:
+) -> Call:
     """The step that compile_step makes by a schedule (`Schedule.as_dict()`), on random inputs in its own layout.
 
     model: a file or factory, adapted here unless it already is. plan: by what (`Plan.as_dict()`); None: MemFLoRA.

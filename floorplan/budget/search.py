@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations, groupby, pairwise
 from typing import Any
 
-from floorplan.budget.net import Found, Net
+from floorplan.budget.net import Costed, Net
 from floorplan.budget.profile import FITTED
-from floorplan.cost_models.peaks import Stage
+from floorplan.cost_models.peaks import Span
 
 SIZES = tuple(1 << k for k in range(8))  # part sizes of stages
 PAIRS = 16  # places for two cuts
@@ -32,19 +32,19 @@ def places(net: Net) -> list[int]:
     return sorted({k for run in runs for k in (run[0], run[-1])})[-PAIRS:]
 
 
-def uncut(net: Net, batch: int) -> Iterator[Found]:
+def uncut(net: Net, batch: int) -> Iterator[Costed]:
     """The whole batch and micro-batches, without cuts."""
     for micro in _micros(net, batch):
         for policy in POLICIES:
-            stage = Stage(0, len(net.groups) - 1, 0, net.forms(policy, micro or batch))
-            yield net.found(batch, micro, (stage,))
+            stage = Span(0, len(net.groups) - 1, 0, net.forms(policy, micro or batch))
+            yield net.costed(batch, micro, (stage,))
 
 
 def _micros(net: Net, batch: int) -> list[int]:
     return [0] if net.coupled else [0, *(1 << k for k in range(batch.bit_length()) if 1 << k < batch)]
 
 
-def schedules(net: Net, batch: int) -> Iterator[Found]:
+def schedules(net: Net, batch: int) -> Iterator[Costed]:
     """Every schedule that is considered for a batch."""
     for micro in _micros(net, batch):
         n, seen = micro or batch, set[Any]()
@@ -52,12 +52,12 @@ def schedules(net: Net, batch: int) -> Iterator[Found]:
             for stages in _staged(net, n, policy):
                 if stages not in seen:
                     seen.add(stages)
-                    yield net.found(batch, micro, stages)
+                    yield net.costed(batch, micro, stages)
 
 
-def _staged(net: Net, n: int, policy: str) -> Iterator[tuple[Stage, ...]]:
+def _staged(net: Net, n: int, policy: str) -> Iterator[tuple[Span, ...]]:
     last = len(net.groups) - 1
-    yield (Stage(0, last, 0, net.forms(policy, n)),)
+    yield (Span(0, last, 0, net.forms(policy, n)),)
     if net.coupled or n > SIZES[-1]:
         return
     some = [*(s for s in SIZES if s < n), 0]
@@ -68,32 +68,32 @@ def _staged(net: Net, n: int, policy: str) -> Iterator[tuple[Stage, ...]]:
             edges = [-1, *where, last]
             for parts in chosen:
                 yield tuple(
-                    Stage(a + 1, b, s, net.forms(policy, s or n))
+                    Span(a + 1, b, s, net.forms(policy, s or n))
                     for a, b, s in zip(edges, edges[1:], parts, strict=False)
                 )
 
 
-def grown(net: Net, f: Found, room: int) -> Found:
+def grown(net: Net, f: Costed, room: int) -> Costed:
     """The same schedule with each part as large as fits `room`, the micro-batch first."""
     best = f
     for change in _changes(f):
         low, high = change.now(best), change.most(best)
 
-        def fits(size: int, best: Found = best, change: _Change = change) -> bool:
-            return net.found(best.batch, *change.to(best, size)).peak <= room
+        def fits(size: int, best: Costed = best, change: _Change = change) -> bool:
+            return net.costed(best.batch, *change.to(best, size)).peak <= room
 
         # Multiples first: between them a profile may take a run of its own.
         eights = bisect_left(range(high // STEP), True, key=lambda k: (k + 1) * STEP > low and not fits((k + 1) * STEP))
         low, high = max(low, eights * STEP), min(high, eights * STEP + STEP - 1) if eights < high // STEP else high
         size = low + bisect_left(range(low + 1, high + 1), True, key=lambda n: not fits(n))
         if size > change.now(best):
-            best = net.found(f.batch, *change.to(best, size))
+            best = net.costed(f.batch, *change.to(best, size))
     return best
 
 
-def more(net: Net, f: Found) -> list[Found]:
+def more(net: Net, f: Costed) -> list[Costed]:
     """The same schedule with one more sample in a part, for each part that is not the whole."""
-    return [net.found(f.batch, *c.to(f, c.now(f) + 1)) for c in _changes(f) if c.now(f) < c.most(f)]
+    return [net.costed(f.batch, *c.to(f, c.now(f) + 1)) for c in _changes(f) if c.now(f) < c.most(f)]
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ class _Change:
 
     which: int
 
-    def now(self, f: Found) -> int:
+    def now(self, f: Costed) -> int:
         return f.micro if self.which < 0 else f.stages[self.which].size
 
-    def most(self, f: Found) -> int:
+    def most(self, f: Costed) -> int:
         return f.batch if self.which < 0 else (f.micro or f.batch)
 
-    def to(self, f: Found, size: int) -> tuple[int, tuple[Stage, ...]]:
+    def to(self, f: Costed, size: int) -> tuple[int, tuple[Span, ...]]:
         if self.which < 0:
             return size if size < f.batch else 0, f.stages
         stages = list(f.stages)
@@ -116,6 +116,6 @@ class _Change:
         return f.micro, tuple(stages)
 
 
-def _changes(f: Found) -> list[_Change]:
+def _changes(f: Costed) -> list[_Change]:
     stages = [_Change(k) for k, s in reversed(list(enumerate(f.stages))) if s.size]
     return ([_Change(-1)] if f.micro else []) + stages

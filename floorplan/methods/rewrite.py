@@ -39,8 +39,7 @@ def adapted(
     """Run the method's passes on the traced source, and put the graph in train mode; `source`: if it is there."""
     if adapter_rank(s.model) is not None:
         raise FloorplanError(f"{s.name}: already adapted; rewrite its source model instead")
-    bad = next((n for n, p in s.model.named_parameters() if _not_finite(p)), "")
-    if bad and verified:
+    if verified and (bad := next((n for n, p in s.model.named_parameters() if _not_finite(p)), "")):
         raise FloorplanError(f"{s.name}: {bad} holds NaN or infinity, so nothing can be verified; repair it first")
     traced = source or traced_source(s)
     line = method_named(plan.method).passes(plan.options)

@@ -28,7 +28,7 @@ from floorplan.step.guard import Compiled, ready, refuse_mixing, trainable_names
 from floorplan.step.plan_file import options_in, read_plan, schedule_in
 from floorplan.step.program import Builder, Program
 from floorplan.step.schedule import Schedule
-from floorplan.step.source import SourcePlan, source_of
+from floorplan.step.source import Heading, source_of
 from floorplan.step.studied import Studied, studied
 from floorplan.torch_doors import show_source
 from floorplan.trees import arguments, tensors_in
@@ -84,8 +84,8 @@ class Step:
     def _source(self, marked: bool) -> str:
         s = self.schedule
         sizes = (*(m for _, m in s.stages), s.last)
-        plan = SourcePlan(type(self.module).__name__, str(s).capitalize(), self.layout, s.micro_batch, sizes)
-        return source_of(self.program, plan, marked)
+        heading = Heading(type(self.module).__name__, str(s).capitalize(), self.layout, s.micro_batch, sizes)
+        return source_of(self.program, heading, marked)
 
     def bound(
         self, model: nn.Module, at: Callable[[str, str], None] | None = None

@@ -35,7 +35,7 @@ class RegionSource:
 
 
 @dataclass
-class Stage:
+class StageCode:
     """One stage's two functions; `result` crosses to the next."""
 
     forward: Function
@@ -49,7 +49,7 @@ class Program:
     """Stages in order, the head that ends them, and the regions that any of these call."""
 
     gm: fx.GraphModule
-    stages: list[Stage]
+    stages: list[StageCode]
     head: RegionSource
     regions: list[RegionSource]
     names: Names
@@ -112,7 +112,7 @@ class Builder:
             start = end
         head = self._region(tail, extra=self.studied.output, name="head")
         last = tuple(a.name for a in head.arguments)
-        stages: list[Stage] = []
+        stages: list[StageCode] = []
         arguments, owned = inputs, False
         for nodes, results in [*parts, (body[start:], last)]:
             stages.append(self._stage(len(stages), nodes, arguments, results, owned))
@@ -121,7 +121,7 @@ class Builder:
 
     def _stage(
         self, k: int, nodes: list[fx.Node], arguments: tuple[str, ...], results: tuple[str, ...], owned: bool
-    ) -> Stage:
+    ) -> StageCode:
         named = (self.names, self.refs, self.stream)
         c = Context(self.gm, self.values, self.learns, self.rules, self.branches, self.reuse, *named)
         raw = () if owned else tuple(a for a in arguments if self._lies(a))
@@ -153,7 +153,7 @@ class Builder:
         forward = Function(f"forward_{k}", taken, c.forward, (*made, *keeps), owned, self.comments)
         apart = len(given) < 2  # gradients that come together may share memory
         backward = Function(f"backward_{k}", (*given, *keeps), c.backward, wanted, apart, self.comments)
-        return Stage(forward, backward, bool(wanted), keeps)
+        return StageCode(forward, backward, bool(wanted), keeps)
 
     def _lies(self, name: str) -> bool:
         """Whether a value is a map, which lies in the step's layout."""

@@ -35,8 +35,8 @@ def make_step(model, loss, mean=True, at=None):
 
 
 @dataclass(frozen=True)
-class SourcePlan:
-    """What the text says beside the program."""
+class Heading:
+    """What the text says before the program."""
 
     name: str
     schedule: str
@@ -45,7 +45,7 @@ class SourcePlan:
     sizes: tuple[int, ...]
 
 
-def source_of(p: Program, plan: SourcePlan, marked: bool = False) -> str:
+def source_of(p: Program, heading: Heading, marked: bool = False) -> str:
     """Write a program as Python; `marked`, each node calls at(node, direction) before it runs."""
     out: list[str] = []
     put = out.append
@@ -53,13 +53,13 @@ def source_of(p: Program, plan: SourcePlan, marked: bool = False) -> str:
     imports: dict[str, str] = {}
     regions = [_region(p, r, imports) for r in [*p.regions, p.head]]
     made = versions()
-    header = HEADER.format(name=plan.name, version=made["floorplan"], torch=made["torch"], schedule=plan.schedule)
+    header = HEADER.format(name=heading.name, version=made["floorplan"], torch=made["torch"], schedule=heading.schedule)
     out += header.splitlines()
     out += [f"from {path} as {name}" for path, name in imports.items()]
     put("")
-    put(f"LAYOUT = {plan.layout}  # {'channels_last' if plan.layout else 'contiguous'}")
-    put(f"MICRO_BATCH = {plan.micro}  # samples; 0: the whole batch at once")
-    put(f"SIZES = {plan.sizes}  # samples at a time in each stage")
+    put(f"LAYOUT = {heading.layout}  # {'channels_last' if heading.layout else 'contiguous'}")
+    put(f"MICRO_BATCH = {heading.micro}  # samples; 0: the whole batch at once")
+    put(f"SIZES = {heading.sizes}  # samples at a time in each stage")
     put("")
     put("")
     put("def build(model):")

@@ -1,17 +1,19 @@
-"""`plan`'s report as it is printed, and its CSV: what it says of rows made by hand."""
+"""The report of a plan: as it is printed, its CSV, its document, of rows made by hand."""
 
 import csv
 import io
+import json
 from dataclasses import replace
+from typing import Any
 
 from expecttest import assert_expected_inline
 
-from floorplan.budget.report import PlanReport, Row
+from floorplan.budget.report import PlanReport, PlanRow
 from floorplan.step.schedule import Schedule
 
-FULL = Row("full fine-tuning", 1024, None, 895_976, 710_160, 20_000, 70_840, 1.0, 8_400_000)
-PARTS = Row("micro-batch 4", 1024, 2, 57_672, 14_848, 12_300, 70_840, 6.706, 6_499_000, Schedule(micro_batch=4))
-WHOLE = Row("whole batch", 1024, 2, 318_464, 85_376, 12_300, 70_840, None, 6_100_000_000, Schedule())
+FULL = PlanRow("full fine-tuning", 1024, None, 895_976, 710_160, 20_000, 70_840, 1.0, 8_400_000)
+PARTS = PlanRow("micro-batch 4", 1024, 2, 57_672, 14_848, 12_300, 70_840, 6.706, 6_499_000, Schedule(micro_batch=4))
+WHOLE = PlanRow("whole batch", 1024, 2, 318_464, 85_376, 12_300, 70_840, None, 6_100_000_000, Schedule())
 FOUND = PlanReport(
     "net",
     150_000,
@@ -25,6 +27,10 @@ FOUND = PlanReport(
     time_model="by given rates",
     notes=("input inferred",),
 )
+SCHEDULE = Schedule(micro_batch=4)
+PLAIN = PlanRow("full fine-tuning", 16, None, 900, 700, 300, 64, 1.0, 5_000_000)
+CHOICE = PlanRow(str(SCHEDULE), 16, 2, 200, 80, 110, 64, 0.7, 3_000_000, SCHEDULE)
+REPORT = PlanReport("net", 400, {"rank": 2}, (PLAIN,), (CHOICE,), CHOICE, one_more=420, notes=("said",))
 
 
 def test_a_plan_as_it_is_printed() -> None:
@@ -89,3 +95,34 @@ def test_a_csv_has_both_tables_and_marks_the_choice() -> None:
     assert [r["time"] for r in rows[:3]] == ["1.0", "6.706", ""]
     for r in rows:
         assert int(r["total"]) == sum(int(r[k]) for k in ("requested peak", "state", "batch bytes"))
+
+
+def test_a_row_counts_everything() -> None:
+    assert (PLAIN.total, CHOICE.total) == (1264, 374)
+    found = CHOICE.as_json()
+    assert found["total"] == 374 and found["micro_batch"] == 4 and Schedule.of(found["plan"]) == SCHEDULE
+    assert PLAIN.as_json()["micro_batch"] == 16 and PLAIN.as_json()["plan"] is None
+
+
+def test_the_text_of_a_choice() -> None:
+    text = str(replace(REPORT, measured={"requested_peak": 200, "resident_growth": 500}))
+    assert "net: a training step within 400 bytes" in text and f"> {CHOICE.program}" in text
+    assert f"choice: batch 16, rank 2, {CHOICE.program}" in text
+    assert "state 110 + batch 64 + requested peak 200 = 374 of 400" in text
+    assert "one more sample would take 420" in text and "measured requested peak 200, difference 0" in text
+    assert "resident growth 500, 2.50 of it" in text and text.endswith("note: said")
+    assert "smaller batches" not in text and "smaller batches" in str(replace(REPORT, batches=(CHOICE,)))
+
+
+def test_nothing_fits() -> None:
+    none = replace(REPORT, choice=None, obstacle="too small")
+    assert none.exit_code == 1 and REPORT.exit_code == 0
+    assert "nothing fits: too small" in str(none)
+    assert none.as_json()["choice"] is none.as_json()["difference"] is None
+
+
+def test_the_document() -> None:
+    found: dict[str, Any] = json.loads(json.dumps(replace(REPORT, measured={"requested_peak": 190}).as_json()))
+    assert found["schema"] == "floorplan.plan/1" and found["difference"] == {"requested_peak": 10}
+    assert found["choice"] == found["pareto"][0] and found["references"][0]["schedule"] == "full fine-tuning"
+    assert (found["budget"], found["one_more"], found["notes"]) == (400, 420, ["said"])

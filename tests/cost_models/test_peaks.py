@@ -2,7 +2,7 @@
 
 import pytest
 
-from floorplan.cost_models.peaks import Back, Composer, Head, Stage, Unit, sizes
+from floorplan.cost_models.peaks import Back, Composer, Head, Span, Unit, sizes
 
 
 def unit(k: int, size: int, form: int) -> Unit:
@@ -18,7 +18,7 @@ def head(size: int) -> Head:
     return Head(4 * size, (9 * size, 12 * size), (10 * size, 13 * size), 2, 4)
 
 
-def peak(batch: int, micro: int, *stages: Stage) -> int:
+def peak(batch: int, micro: int, *stages: Span) -> int:
     return Composer(2, unit, head).peak(batch, micro, stages)
 
 
@@ -28,9 +28,9 @@ def test_parts_of_a_batch() -> None:
 
 
 def test_a_whole_batch_is_the_fullest_of_its_moments() -> None:
-    whole = Stage(0, 1, 0, (0, 0))
+    whole = Span(0, 1, 0, (0, 0))
     assert peak(8, 0, whole) == 8 * 100  # the first unit's forward: nothing else is there
-    wide = Stage(0, 1, 0, (0, 0))
+    wide = Span(0, 1, 0, (0, 0))
     assert Composer(2, lambda k, n, f: unit(k, n, f) if k else Unit(0, 9, 9, 10 * n, 6, None, False), head).peak(
         8, 0, [wide]
     ) == 8 * (10 + 70)  # behind what the first keeps, the second's forward
@@ -38,26 +38,26 @@ def test_a_whole_batch_is_the_fullest_of_its_moments() -> None:
 
 def test_micro_batches_hold_gradients_and_losses_of_those_before() -> None:
     grads = 6 + 8 + 2
-    assert peak(8, 4, Stage(0, 1, 0, (0, 0))) == 4 * 100 + grads + 4  # the second of two: one loss waits
-    assert peak(8, 2, Stage(0, 1, 0, (0, 0))) == 2 * 100 + grads + 2 * 4  # from the third on: a sum and a new one
+    assert peak(8, 4, Span(0, 1, 0, (0, 0))) == 4 * 100 + grads + 4  # the second of two: one loss waits
+    assert peak(8, 2, Span(0, 1, 0, (0, 0))) == 2 * 100 + grads + 2 * 4  # from the third on: a sum and a new one
 
 
 def test_forms_of_a_unit_are_its_own() -> None:
-    assert peak(8, 0, Stage(1, 1, 0, (0, 0))) == 8 * 70
-    assert peak(8, 0, Stage(1, 1, 0, (0, 1))) == 8 * 45
+    assert peak(8, 0, Span(1, 1, 0, (0, 0))) == 8 * 70
+    assert peak(8, 0, Span(1, 1, 0, (0, 1))) == 8 * 45
 
 
 def test_what_crosses_a_cut_is_kept_whole() -> None:
-    cut = Stage(0, 0, 2, (0, 0)), Stage(1, 1, 0, (0, 0))
+    cut = Span(0, 0, 2, (0, 0)), Span(1, 1, 0, (0, 0))
     forward = 3 * 2 * 10 + 2 * 100 + 8 * 20  # the last part: what three keep, its own forward, the whole map behind it
     second = 8 * 10 + 8 * 70  # all that the first unit keeps, and the second's forward, its input included
     assert peak(8, 0, *cut) == max(forward, second) == 640
-    assert peak(8, 0, Stage(0, 0, 1, (0, 0)), cut[1]) == second  # smaller parts of the first do not help the second
+    assert peak(8, 0, Span(0, 0, 1, (0, 0)), cut[1]) == second  # smaller parts of the first do not help the second
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_the_last_stage_goes_there_and_back_part_by_part(size: int) -> None:
-    stages = Stage(0, 0, 1, (0, 0)), Stage(1, 1, size, (0, 0))
+    stages = Span(0, 0, 1, (0, 0)), Span(1, 1, size, (0, 0))
     forward = 7 * 10 + 100 + 8 * 20
     parts = 8 * 10 + 8 * 20 + size * 50 + (8 + 2) + 4 * min(8 // size - 1, 2)
     assert peak(8, 0, *stages) == max(forward, parts)
@@ -65,6 +65,6 @@ def test_the_last_stage_goes_there_and_back_part_by_part(size: int) -> None:
 
 def test_what_waits_for_the_backward() -> None:
     compose = Composer(2, unit, head)
-    assert compose.kept(8, 0, (Stage(0, 1, 0, (0, 0)),)) == 8 * (10 + 5)
-    assert compose.kept(8, 0, (Stage(0, 0, 2, (0, 0)), Stage(1, 1, 2, (0, 0)))) == 8 * 10 + 2 * 5
-    assert compose.kept(8, 4, (Stage(0, 1, 0, (0, 0)),)) == 4 * (10 + 5)
+    assert compose.kept(8, 0, (Span(0, 1, 0, (0, 0)),)) == 8 * (10 + 5)
+    assert compose.kept(8, 0, (Span(0, 0, 2, (0, 0)), Span(1, 1, 2, (0, 0)))) == 8 * 10 + 2 * 5
+    assert compose.kept(8, 4, (Span(0, 1, 0, (0, 0)),)) == 4 * (10 + 5)
