@@ -15,11 +15,12 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
 from floorplan.graph.copies import clone_structure, own_tensors
 from floorplan.layers.adapter import adapters
 from floorplan.ledger.kernels import quiet_fakes
+from floorplan.ledger.sizes import Sized
 from floorplan.torch_doors import ConstantSource, ConvNd, FakeTensorMode, buffers_of, parameters_of, tree_map
 
 DUCK, STATIC, DYNAMIC = DimDynamic.DUCK, DimDynamic.STATIC, DimDynamic.DYNAMIC
@@ -44,7 +45,7 @@ class Fakes:
     names: dict[sympy.Symbol, sympy.Symbol]  # ShapeEnv's symbol -> ours
     values: dict[str, int]  # our name -> the size the user gave
     layers: dict[str, str]  # width name -> the layer that shows it first
-    env: ShapeEnv | None
+    env: Sized | None
 
     def forward(self) -> Any:
         """What the model returns, without autograd."""
@@ -100,8 +101,9 @@ class _Symbolic:
     """Builds symbolic fakes; one instance a run."""
 
     def __init__(self, gm: nn.Module, sizes: Sizes, device: str | None, batch: int) -> None:
-        self.env = ShapeEnv(duck_shape=True)
+        self.env = Sized()
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
+        self.mode.cache_enabled = False
         self.sizes, self.device = sizes, device
         self.widths = {n for t in _all_tensors(gm) for n in t.shape[:2]}
         self.used = {n for t in _all_tensors(gm) for n in t.shape} | sizes.taken

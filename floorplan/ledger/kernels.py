@@ -11,6 +11,7 @@ from torch import Tensor
 
 from floorplan.layers.activations import ACTIVATIONS
 from floorplan.ledger.recurrent import LAYER, LAYER_BACKWARD, two_bias_gradients, with_workspace
+from floorplan.ledger.sizes import concatenated, with_names
 from floorplan.torch_doors import (
     BATCH_NORMS,
     FakeTensor,
@@ -138,6 +139,8 @@ def _shortcut(func: Any, args: Sequence[Any]) -> Any:
     Decomposed, each of these makes hundreds of symbolic comparisons. A wrong one would be noticed:
     what the symbolic run keeps must have the sizes of the exact run, which takes none.
     """
+    if func is _aten.cat.default:
+        return concatenated(*args)
     if not args or not _is_symbolic(args[0]) or len(schema_of(func).returns) == 0:
         return None
     x, name = args[0], schema_of(func).name.removeprefix("aten::")
@@ -157,6 +160,10 @@ def _is_symbolic(x: Any) -> bool:
 
 def as_really_run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run one op; where its fake makes other results than the op itself does, give those of the op."""
+    return with_names(func, _really(func, args, kwargs))
+
+
+def _really(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     out = _shortcut(func, args) if not kwargs else None
     out = func(*args, **kwargs) if out is None else out
     if (fix := _CORRECTIONS.get(func)) is not None and any(isinstance(t, FakeTensor) for t in tree_iter(out)):

@@ -17,6 +17,7 @@ class Namer:
 
     def __init__(self, fakes: Fakes) -> None:
         self.fakes = fakes
+        self._guards = fakes.env.learned() if fakes.env is not None else []
         self.layers = dict(fakes.layers)
         self.ours = {v.name: v for v in fakes.names.values()}
         self.batch = self._resolved("B")
@@ -25,6 +26,8 @@ class Namer:
         self.counts: dict[str, int] = {}
         self.point = {self.ours[n]: sympy.Integer(v) for n, v in fakes.values.items()}
         self.cache: dict[Any, sympy.Expr] = {}
+        self.formulas: dict[Any, str] = {}
+        self.values_at: dict[sympy.Expr, int] = {}
 
     def _resolved(self, name: str) -> sympy.Expr:
         theirs = next((k for k, v in self.fakes.names.items() if v.name == name), None)
@@ -34,7 +37,7 @@ class Namer:
         """An expression of the run's symbols in ours, with what the run learned about them."""
         env = self.fakes.env
         if env is not None:
-            e = env.replace(e)
+            e = env.written_out(e)
         return e.xreplace(self.fakes.names)
 
     def expr(self, size: Any) -> sympy.Expr:
@@ -61,7 +64,9 @@ class Namer:
 
     def at(self, e: sympy.Expr) -> int:
         """The value at the sizes asked for."""
-        return int(sympy.sympify(e).xreplace(self.point))
+        if e not in self.values_at:
+            self.values_at[e] = int(sympy.sympify(e).xreplace(self.point))
+        return self.values_at[e]
 
     def show(self, e: sympy.Expr) -> str:
         """One dimension: a number, a symbol, or a named position such as H2."""
@@ -92,6 +97,12 @@ class Namer:
 
     def formula(self, size: sympy.Expr, shape: list[sympy.Expr], itemsize: int) -> str:
         """Bytes as a readable product: 4*B*r*H1*W1, ceil(B*C3*H1*W1/8)."""
+        key = (size, *shape, itemsize)
+        if key not in self.formulas:
+            self.formulas[key] = self._formula(size, shape, itemsize)
+        return self.formulas[key]
+
+    def _formula(self, size: sympy.Expr, shape: list[sympy.Expr], itemsize: int) -> str:
         dims = [self._alias(d) for d in shape]
         if size != itemsize * sympy.prod(shape) or (len(shape) == 1 and shape[0].args):
             return self._pretty(size)
@@ -144,8 +155,7 @@ class Namer:
 
     def guards(self) -> list[sympy.Expr]:
         """The guards that the run added, in our symbols."""
-        env = self.fakes.env
-        found = [g.expr.xreplace(self.fakes.names) for g in (env.guards if env is not None else ())]
+        found = [e.xreplace(self.fakes.names) for e in self._guards]
         return [e for e in dict.fromkeys(found) if e not in (sympy.true, True)]
 
     def assumptions(self) -> tuple[str, ...]:

@@ -49,7 +49,9 @@ def ops_of(gm: fx.GraphModule) -> dict[str, tuple[str, str]]:
 class Recorder:
     """Collects Saved records from the hooks and, after the forward, from the census."""
 
-    def __init__(self, tracker: StorageTracker, state: list[Tensor], inputs: list[Tensor], counts: bool) -> None:
+    def __init__(
+        self, tracker: StorageTracker, state: list[Tensor], inputs: list[Tensor], counts: bool, writes: bool = False
+    ) -> None:
         self.tracker = tracker
         self.owners = {storage_key(t): "input" for t in inputs}
         self.owners.update({storage_key(t): "state" for t in state})
@@ -57,6 +59,7 @@ class Recorder:
         self.numbers: dict[tuple[str, int], int] = {}
         self.ops: dict[str, tuple[str, str]] = {}
         self.counts = counts  # sizes are numbers, and the backward will run
+        self.asked = counts or writes
         self.now = self.most = 0
         self.versions: list[tuple[weakref.ref[Tensor], int, str]] = []
         self.spoiled: tuple[str, str] | None = None
@@ -99,17 +102,14 @@ class Recorder:
             self._count(-t.numel() * t.element_size())
         return t
 
-    def _pack(self, t: Tensor) -> Tensor:
-        t = t.detach()  # a result that holds its own node would never be let go
-        key = storage_key(t)
+    def _pack(self, t: Tensor) -> Any:
+        """Note a tensor and hold its storage, as autograd would; the tensor itself only if it will be asked for."""
+        key, held = storage_key(t), self._held(t)
         if self.counts and self.owners.get(key) != "state":
             self._count(t.numel() * t.element_size())
         live = self.tracker.alive.get(key)
-        # An op that keeps its own result would hold itself for ever; an alias lives as long as the
-        # storage has to, and shares its version.
-        t = t if t.is_leaf else t.detach()
-        if live is not None:
-            self.versions.append((weakref.ref(t), version_of(t), self.tracker.node))
+        if live is not None and isinstance(held, Tensor):
+            self.versions.append((weakref.ref(held), version_of(held), self.tracker.node))
         self.saved.append(
             Saved(
                 self.tracker.node,
@@ -123,7 +123,14 @@ class Recorder:
                 tensor_bytes=t.numel() * t.element_size(),
             )
         )
-        return t
+        return held
+
+    def _held(self, t: Tensor) -> Any:
+        """An alias, which shares the version: an op that keeps its own result would hold itself for ever."""
+        if not self.asked:
+            return t.untyped_storage()
+        t = t.detach()
+        return t if t.is_leaf else t.detach()
 
     def _number(self, kind: str, index: int) -> int:
         """A storage's number; an address may be used again, a place in the timeline is not."""

@@ -111,7 +111,7 @@ def observe(step: Step, watch: Watch) -> Run:
 def _once(step: Step, watch: Watch, model: nn.Module, given: tuple[Any, ...]) -> Run:
     state = model_state(model)
     tracker = StorageTracker([*state, *tensors_in(given)])
-    recorder = Recorder(tracker, state, list(tensors_in(given)), watch.hooks and step.backward)
+    recorder = Recorder(tracker, state, list(tensors_in(given)), watch.hooks and step.backward, watch.writes)
     _drop_grads(state)
     own = watch.within(tracker) if watch.within is not None else nullcontext()
     with _young_garbage(), tracker, own, capturing(model, step.replays), recorder.gradients(model):

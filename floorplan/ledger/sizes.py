@@ -1,0 +1,117 @@
+"""Symbolic sizes that stay short: a computed size gets a symbol of its own, and its definition is put back at the end.
+
+    conv      (H0 - 1)//2 + 1   ->   s1
+    cat       C1 + C4 + C4      ->   s2 + C4  ->  s3
+
+Every comparison that a run makes is then one of products of symbols, however deep the model is and however many
+maps it concatenates. Written out, a size of the last layer would be multiplied out at each of its comparisons.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from floorplan.torch_doors import ConstantSource, schema_of
+
+
+class Sized(ShapeEnv):
+    """Names computed sizes, each taken to be 2 or more; nothing is learned of a name but what its definition says."""
+
+    def __init__(self) -> None:
+        super().__init__(duck_shape=True)
+        self.defined: dict[sympy.Symbol, sympy.Expr] = {}  # name -> its size, in symbols of the model
+        self.equal: dict[sympy.Symbol, sympy.Expr] = {}  # a width of the model -> the sum that it was compared with
+        self._by_size: dict[sympy.Expr, torch.SymInt] = {}
+
+    def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
+        if not self.defined.keys() & {a, *tgt.free_symbols}:
+            super()._set_replacement(a, tgt, msg)
+
+    def written_out(self, e: sympy.Expr) -> sympy.Expr:
+        """An expression without names, with what the run learned about the symbols of the model."""
+        return self.replace(e.xreplace(self.defined)).xreplace(self.equal)
+
+    def named(self, size: Any) -> Any:
+        """A size, by its name if it is more than a product."""
+        if not isinstance(size, torch.SymInt) or _is_product(size.node.expr):
+            return size
+        hint = int(size.node.hint)
+        e = size.node.expr.xreplace(self.defined)
+        if e not in self._by_size:
+            if hint in (0, 1):
+                return size
+            symbol = self.create_symbol(hint, ConstantSource(f"size_{len(self.defined)}"), DimDynamic.DYNAMIC)
+            self.defined[symbol] = e
+            self._by_size[e] = self.create_symintnode(symbol, hint=hint)
+        return self._by_size[e]
+
+    def learned(self) -> list[sympy.Expr]:
+        """The guards of a run, written out; what they say about the model's symbols is learned on the way."""
+        names = self.defined.keys()
+        found = []
+        for e in [*(g.expr for g in self.guards), *(s >= 2 for s in names)]:
+            if e.free_symbols & names:
+                e = self.written_out(e)
+                if isinstance(e, sympy.Eq) and e.lhs.is_Symbol and e.rhs.is_Add and e.lhs not in e.rhs.free_symbols:
+                    self.equal[e.lhs] = e.rhs
+                elif self._maybe_evaluate_static(e) is not None:
+                    continue
+            found.append(e)
+        return found
+
+
+def _is_product(e: sympy.Expr) -> bool:
+    return e.is_Symbol or e.is_number or (e.is_Mul and all(a.is_Symbol or a.is_number for a in e.args))
+
+
+def with_names(func: Any, out: Any) -> Any:
+    """What an op made, the computed sizes of new tensors named."""
+    if isinstance(out, tuple | list):
+        return type(out)(with_names(func, t) for t in out)
+    env = getattr(getattr(out, "fake_mode", None), "shape_env", None)
+    if not isinstance(env, Sized) or any(r.alias_info is not None for r in schema_of(func).returns):
+        return out
+    sizes = [env.named(n) for n in out.shape]
+    if all(a is b for a, b in zip(sizes, out.shape, strict=True)):
+        return out
+    hints, strides = _hints(out.shape), _hints(out.stride())
+    for layout in _LAYOUTS.get(out.dim(), (torch.contiguous_format,)):
+        if _strides(hints, layout) == strides:
+            return torch.empty(sizes, dtype=out.dtype, device=out.device, memory_format=layout)
+    return out
+
+
+_LAYOUTS = {4: (torch.contiguous_format, torch.channels_last), 5: (torch.contiguous_format, torch.channels_last_3d)}
+
+
+def _strides(hints: list[int], layout: torch.memory_format) -> list[int]:
+    order = list(range(len(hints))) if layout == torch.contiguous_format else [0, *range(2, len(hints)), 1]
+    found, stride = [0] * len(hints), 1
+    for i in reversed(order):
+        found[i], stride = stride, stride * hints[i]
+    return found
+
+
+def concatenated(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """torch.cat of contiguous maps with one dtype, without a comparison of sizes for each; None for others."""
+    first, hints = tensors[0], [_hints(t.shape) for t in tensors]
+    env = getattr(getattr(first, "fake_mode", None), "shape_env", None)
+    plain = all(
+        t.dtype == first.dtype and _hints(t.stride()) == _strides(h, torch.contiguous_format)
+        for t, h in zip(tensors, hints, strict=True)
+    )
+    if not isinstance(env, Sized) or not plain or first.dim() != 4 or dim != 1:
+        return None
+    exprs = [[n.node.expr if isinstance(n, torch.SymInt) else n for n in t.shape] for t in tensors]
+    if any((e[0], *e[2:]) != (exprs[0][0], *exprs[0][2:]) for e in exprs):
+        return None
+    size = sympy.Add(*(e[1] for e in exprs))
+    made = env.create_symintnode(size, hint=sum(h[1] for h in hints))
+    return first.new_empty([first.shape[0], env.named(made), *first.shape[2:]])
+
+
+def _hints(sizes: Sequence[Any]) -> list[int]:
+    return [int(n.node.hint) if isinstance(n, torch.SymInt) else int(n) for n in sizes]
