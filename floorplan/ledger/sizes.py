@@ -8,7 +8,7 @@ maps it concatenates. Written out, a size of the last layer would be multiplied 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -45,7 +45,7 @@ class Sized(ShapeEnv):
                 return size
             symbol = self.create_symbol(hint, ConstantSource(f"size_{len(self.defined)}"), DimDynamic.DYNAMIC)
             self.defined[symbol] = e
-            self._by_size[e] = self.create_symintnode(symbol, hint=hint)
+            self._by_size[e] = cast(torch.SymInt, self.create_symintnode(symbol, hint=hint))
         return self._by_size[e]
 
     def learned(self) -> list[sympy.Expr]:
