@@ -51,6 +51,7 @@ class FusedConv(Adapter):
     """
 
     stored = "floorplan.fused.FusedConv"
+    unmergeable = ""
     merges_a_step = 2
     replays = True
     fresh = True
@@ -290,10 +291,6 @@ class ChannelAffine(Layer):
         self.channels = channels
         self.register_buffer("scale", torch.ones(channels))
         self.register_buffer("bias", torch.zeros(channels))
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {"channels": self.channels}
 
     def plain_form(self) -> PlainNorm:
         """A BatchNorm of mean 0 and variance 1."""

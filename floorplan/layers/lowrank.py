@@ -40,13 +40,17 @@ def merge(w: Tensor, u: Tensor, p: Tensor, scale: Tensor | None, geo: Geometry) 
     return torch.baddbmm(w.flatten(2), rows.transpose(1, 2), u.flatten(2)).view(w.shape)
 
 
+def times(m: Tensor, x: Tensor) -> Tensor:
+    """A 1x1 conv as a matrix product: with so few channels a conv would spend its time on laying x out."""
+    y = torch.bmm(m.expand(x.shape[0], *m.shape), x.flatten(2))
+    return y.view(x.shape[0], m.shape[0], *x.shape[2:])
+
+
 def project(x: Tensor, p: Tensor, geo: Geometry) -> Tensor:
     """q = conv1x1(x, P): (B, g*r, *spatial), at the sampled positions only where it can be."""
     p = p.to(x.dtype)
     if geo.groups == 1 and not geo.sampled:
-        # A conv with so few output channels would spend its time on laying x out anew.
-        q = torch.bmm(p.expand(x.shape[0], -1, -1), x.flatten(2))
-        return q.view(x.shape[0], p.shape[1], *x.shape[2:])
+        return times(p[0], x)
     return conv1x1(sampled(x, geo), p.flatten(0, 1), geo.groups)
 
 

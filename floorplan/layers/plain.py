@@ -1,7 +1,5 @@
 """Plain modules that a graph calls in place of functions and flags of a forward."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -65,11 +63,6 @@ class AnyBatchNorm(nn.BatchNorm2d, Layer):
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Any shape that F.batch_norm takes."""
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments."""
-        names = ("num_features", "eps", "momentum", "affine", "fixed")
-        return {n: getattr(self, n) for n in names}
 
     def plain_form(self) -> PlainNorm | None:
         """F.batch_norm of a fixed one."""
