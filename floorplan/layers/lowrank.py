@@ -6,6 +6,7 @@ Shapes as in FusedConv: P (g, r, I/g); U (O, r, *k), transposed (g, r, O/g, *k).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -95,3 +96,18 @@ def up_grad(g: Tensor, q: Tensor, u: Tensor, scale: Tensor | None, geo: Geometry
         w = u.to(g.dtype)
         gu = conv_weight_grad(g, pad(q, geo), w.flatten(0, 1) if geo.transposed else w, geo, groups)
     return scaled(gu.view(u.shape), scale, geo).to(u.dtype)
+
+
+def _orthonormal(draw: Tensor) -> Tensor:
+    """(g, r, I) normal -> rows orthonormal in each group, uniformly so; r at most I."""
+    q, r = torch.linalg.qr(draw.transpose(1, 2))
+    rows: Tensor = (q * r.diagonal(dim1=1, dim2=2).sign()[:, None]).transpose(1, 2)
+    return rows
+
+
+# How P comes from a normal draw (g, r, I/g): N(0, 1/r), orthonormal rows, and these at N's expected length.
+PROJECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda t: t / math.sqrt(t.shape[1]),
+    "orthogonal": _orthonormal,
+    "orthogonal-matched": lambda t: _orthonormal(t) * math.sqrt(t.shape[2] / t.shape[1]),
+}

@@ -1,5 +1,7 @@
 """Plain modules that a graph calls in place of functions and flags of a forward."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
