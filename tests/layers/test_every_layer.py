@@ -15,7 +15,7 @@ from floorplan.graph import driver
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.trace import trace
 from floorplan.layers.activations import PackedActivation
-from floorplan.layers.adapter import zero_factors
+from floorplan.layers.adapter import ConvAdapter, zero_factors
 from floorplan.layers.average_pools import ShapeAdaptiveAvgPool, ShapeAvgPool
 from floorplan.layers.branch import RankBranch
 from floorplan.layers.dropout import PackedDropout
@@ -83,8 +83,16 @@ REMAT = (Keep, Promise, Forgetful)
 REFUSED = (LiteResidual, TinySite, *REMAT)
 
 
-def test_every_class_has_a_case() -> None:
-    assert set(own_classes().values()) == set(MAKE)
+def below(cls: type[Layer]) -> Iterator[type[Layer]]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from below(sub)
+
+
+def test_every_class_has_a_name_in_files_and_a_case() -> None:
+    named, bases = set(own_classes().values()), {Adapter, ConvAdapter}
+    ours = {c for c in below(Layer) if c.__module__.startswith("floorplan.") and not c.__name__.startswith("_")}
+    assert named == ours - bases == set(MAKE)
 
 
 def put(kind: type[nn.Module]) -> Pass:
