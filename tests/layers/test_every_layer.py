@@ -76,7 +76,7 @@ MAKE: dict[type[nn.Module], Callable[[], Any]] = {
     SideConv: lambda: SideConv.of(CONV, 2, generator(), 1.5),
     TinySite: lambda: TinySite(4, GEO, WEIGHT, bias=True, act=RELU6),
     TrainingFlag: TrainingFlag,
-    PackedActivation: lambda: PackedActivation("LeakyReLU"),
+    PackedActivation: lambda: PackedActivation("PReLU", {"num_parameters": 4}),
     PackedDropout: lambda: PackedDropout("Dropout2d", 0.5),
 }
 REMAT = (Keep, Promise, Forgetful)
@@ -193,6 +193,9 @@ def test_saved_loaded_and_merged_or_refused_by_name(case: tuple[type[nn.Module],
     assert difference(back, merged, (x,)) <= 1e-12
     left = {type(layer) for layer in merged.modules() if isinstance(layer, Layer)}
     assert left <= {TrainingFlag}
+    single = floorplan.merge(gm.float())
+    assert {t.dtype for t in single.state_dict().values() if t.is_floating_point()} == {torch.float32}
+    assert difference(gm, single, (X,)) <= 1e-5
     floorplan.save(merged, tmp_path / "merged.pt")
     assert difference(merged, floorplan.load(tmp_path / "merged.pt"), (x,)) == 0
 
