@@ -21,7 +21,7 @@ from floorplan.layers.fused import FusedConv
 class Insert(Insertion):
     """Options of the pass; calling it runs it."""
 
-    projection: str = "normal"  # how P is drawn: one of floorplan.layers.fused.PROJECTIONS
+    projection: str = "normal"  # how P is drawn: one of floorplan.layers.lowrank.PROJECTIONS
     scaled: bool = True  # the adapter is scaled by the folded BatchNorm's a
 
     def insert(self, gm: fx.GraphModule, generator: torch.Generator) -> Iterator[Site]:

@@ -236,10 +236,6 @@ class PackedActivation(Layer):
             new.slope = module.weight.detach().clone()
         return new.train(module.training)
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {"name": self.name, "options": dict(self.options)}
-
     def plain_form(self) -> nn.Module:
         """torch's own."""
         if self.act is not None:

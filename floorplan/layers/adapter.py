@@ -32,6 +32,7 @@ class ConvAdapter(Adapter):
     weight: Tensor
     bias: Tensor | None
     merges_a_step = 3
+    unmergeable = ""
 
     def __init__(
         self, geometry: dict[str, Any], weight: list[int], rank: int, scale: float = 1.0, bias: bool = False

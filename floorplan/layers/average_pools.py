@@ -74,11 +74,6 @@ class ShapeAvgPool(Layer):
         divisor = getattr(m, "divisor_override", None)
         return cls(*window, m.ceil_mode, m.count_include_pad, divisor).train(m.training)
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        names = ("kernel", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
-        return {n: getattr(self, n) for n in names}
-
     def plain_form(self) -> nn.Module:
         """torch's own."""
         options = {} if self.dims == 1 else {"divisor_override": self.divisor_override}
@@ -137,10 +132,6 @@ class ShapeAdaptiveAvgPool(Layer):
     def of(cls, m: Any) -> "ShapeAdaptiveAvgPool":
         """The compact twin of an nn.AdaptiveAvgPool."""
         return cls(each_dim(m.output_size, dims_of(m))).train(m.training)
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {"output": self.output}
 
     def plain_form(self) -> nn.Module:
         """torch's own."""

@@ -44,6 +44,7 @@ class RankBranch(Adapter):
         self.register_buffer("scale", torch.ones(o) if scale == "a" else None)
         norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         self.norm = norms[len(k) - 1](rank) if scale == "bn" else None
+        self.unmergeable = "has a BatchNorm of q that does not merge" if scale == "bn" else ""
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments as plain data."""
@@ -64,10 +65,6 @@ class RankBranch(Adapter):
         """Two convs beside the frozen one."""
         points, down = math.prod(y[2:]), math.prod((y if self.kernel == "down" else x)[2:])
         return Macs(0, self.P.numel() * down + self.U.numel() * points, self.U.numel() * points)
-
-    def unmergeable(self) -> str:
-        """A BatchNorm of q does not merge in train mode."""
-        return "" if self.norm is None else "has a BatchNorm of q that does not merge"
 
     def delta(self) -> Tensor:
         """What the branch adds to the weight, (O, I, *k)."""

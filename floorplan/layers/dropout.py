@@ -57,10 +57,6 @@ class PackedDropout(Layer):
             raise ValueError(why)
         return cls(type(module).__name__, module.p).train(module.training)
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {"name": self.name, "p": self.p}
-
     def plain_form(self) -> nn.Module:
         """torch's own."""
         return {k.__name__: k for k in DROPOUTS}[self.name](self.p)

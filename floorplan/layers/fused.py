@@ -11,7 +11,7 @@ to model state.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,23 +24,10 @@ from floorplan.layers.activations import Gate, act_config, act_of, gate_of
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
 from floorplan.layers.geometry import Geometry, conv, conv_input_grad, pad, padded_size, unpad
 from floorplan.layers.layer import Adapter, Layer, PlainConv, PlainNorm
-from floorplan.layers.lowrank import merge, project, q_grad, up_grad
+from floorplan.layers.lowrank import PROJECTIONS, merge, project, q_grad, up_grad
 from floorplan.torch_doors import applied
 
 
-def _orthonormal(draw: Tensor) -> Tensor:
-    """(g, r, I) normal -> rows orthonormal in each group, uniformly so; r at most I."""
-    q, r = torch.linalg.qr(draw.transpose(1, 2))
-    rows: Tensor = (q * r.diagonal(dim1=1, dim2=2).sign()[:, None]).transpose(1, 2)
-    return rows
-
-
-# How P comes from a normal draw (g, r, I/g): N(0, 1/r), orthonormal rows, and these at N's expected length.
-PROJECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "normal": lambda t: t / math.sqrt(t.shape[1]),
-    "orthogonal": _orthonormal,
-    "orthogonal-matched": lambda t: _orthonormal(t) * math.sqrt(t.shape[2] / t.shape[1]),
-}
 
 
 class FusedConv(Adapter):
@@ -51,6 +38,7 @@ class FusedConv(Adapter):
     """
 
     stored = "floorplan.fused.FusedConv"
+    unmergeable = ""
     merges_a_step = 2
     replays = True
     fresh = True
@@ -290,10 +278,6 @@ class ChannelAffine(Layer):
         self.channels = channels
         self.register_buffer("scale", torch.ones(channels))
         self.register_buffer("bias", torch.zeros(channels))
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {"channels": self.channels}
 
     def plain_form(self) -> PlainNorm:
         """A BatchNorm of mean 0 and variance 1."""

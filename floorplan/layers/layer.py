@@ -3,6 +3,7 @@
 passes, proof, counts, files and merging  ->  Layer, Adapter  ->  its own answer, or a default
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -47,16 +48,21 @@ Plain = PlainConv | PlainNorm | PlainCall | nn.Module
 
 
 class Layer(nn.Module):
-    """A layer that a graph calls as a whole and a file may hold; it returns no view and writes into no input."""
+    """A layer that a graph calls as a whole and a file may hold.
+
+    It writes into no input, and a second call on the same values is the first again, random numbers apart.
+    """
 
     stored: ClassVar[str] = ""  # the name under which files hold a class of ours, wherever it moves
     pillar: ClassVar[str] = "other"  # of what it keeps
     lossy: ClassVar[bool] = False  # its gradient is approximate
     fresh: ClassVar[bool] = False  # its result is a new tensor in every mode
+    unmergeable: str = ""  # why it has no plain form although it needs one, read as `which …`
 
     def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {}
+        """Constructor arguments as plain data: unless a layer says otherwise, the attributes of their names."""
+        parameters = inspect.signature(type(self)).parameters.values()
+        return {p.name: getattr(self, p.name) for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
     @property
     def packed_bits(self) -> float:
@@ -71,10 +77,6 @@ class Layer(nn.Module):
         """What computes the same in torch's own layers; None for a layer that stays as it is."""
         return None
 
-    def unmergeable(self) -> str:
-        """Why it has no plain form although it needs one, read as `which …`; "" if it has."""
-        return ""
-
 
 class Adapter(Layer):
     """A frozen layer with trained factors of rank `rank` (0: none); what is not a parameter is frozen.
@@ -86,6 +88,7 @@ class Adapter(Layer):
     geo: Geometry | None = None
     in_channels: int = 0
     pillar = "adapter"
+    unmergeable = "has no place in a plain layer's weight"  # until it says of a plain form
     starts_at_zero: ClassVar[tuple[str, ...]] = ("U",)
     merges_a_step: ClassVar[int] = 0  # times that a step multiplies out the factors, as the paper counts
     beside: ClassVar[bool] = False  # its result is added to a conv's, into whose weight it merges
@@ -110,8 +113,3 @@ class Adapter(Layer):
     def bottleneck(self, x: Tensor) -> Tensor | None:
         """q of an input; None for a layer without a frozen projection of it."""
         return None
-
-    def unmergeable(self) -> str:
-        """Of an adapter that says of no plain form."""
-        says = self.beside or type(self).plain_form is not Layer.plain_form
-        return "" if says else "has no place in a plain layer's weight"

@@ -55,10 +55,6 @@ class LiteResidual(Adapter):
         self.point = nn.Parameter(torch.zeros(outputs, inputs, 1, 1))
         self.U, self.B = nn.Parameter(torch.zeros(outputs)), nn.Parameter(torch.zeros(outputs))
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {"inputs": self.inputs, "outputs": self.outputs}
-
     def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs:
         """Its convs at half the positions."""
         beside = (self.wide.numel() + self.point.numel()) * math.prod(-(-n // 2) for n in x[2:])
@@ -136,6 +132,7 @@ class TinySite(PaperSite):
     """
 
     stored = "floorplan.lite.TinySite"
+    unmergeable = Adapter.unmergeable  # the branches beside it do not merge
     pillar = "other"
     fresh = True
     beta: Tensor
@@ -159,10 +156,6 @@ class TinySite(PaperSite):
     def config(self) -> dict[str, Any]:
         """Constructor arguments as plain data."""
         return {k: v for k, v in super().config().items() if k != "rank"}
-
-    def unmergeable(self) -> str:
-        """TinyTL stays as it is: its branches do not merge."""
-        return "has no place in a plain layer's weight"
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, *spatial) -> (B, O, *spatial')."""

@@ -160,10 +160,6 @@ class LossyActivation(Layer):
             raise ValueError(why)
         return cls(type(module).__name__, bits, options_of(module), fit).train(module.training)
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {"name": self.name, "bits": self.bits, "options": dict(self.options), "fit": self.fit}
-
     def plain_form(self) -> nn.Module:
         """torch's own."""
         return self.act

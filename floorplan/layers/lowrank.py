@@ -6,6 +6,7 @@ Shapes as in FusedConv: P (g, r, I/g); U (O, r, *k), transposed (g, r, O/g, *k).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -40,13 +41,17 @@ def merge(w: Tensor, u: Tensor, p: Tensor, scale: Tensor | None, geo: Geometry) 
     return torch.baddbmm(w.flatten(2), rows.transpose(1, 2), u.flatten(2)).view(w.shape)
 
 
+def times(m: Tensor, x: Tensor) -> Tensor:
+    """A 1x1 conv as a matrix product: with so few channels a conv would spend its time on laying x out."""
+    y = torch.bmm(m.expand(x.shape[0], *m.shape), x.flatten(2))
+    return y.view(x.shape[0], m.shape[0], *x.shape[2:])
+
+
 def project(x: Tensor, p: Tensor, geo: Geometry) -> Tensor:
     """q = conv1x1(x, P): (B, g*r, *spatial), at the sampled positions only where it can be."""
     p = p.to(x.dtype)
     if geo.groups == 1 and not geo.sampled:
-        # A conv with so few output channels would spend its time on laying x out anew.
-        q = torch.bmm(p.expand(x.shape[0], -1, -1), x.flatten(2))
-        return q.view(x.shape[0], p.shape[1], *x.shape[2:])
+        return times(p[0], x)
     return conv1x1(sampled(x, geo), p.flatten(0, 1), geo.groups)
 
 
@@ -91,3 +96,18 @@ def up_grad(g: Tensor, q: Tensor, u: Tensor, scale: Tensor | None, geo: Geometry
         w = u.to(g.dtype)
         gu = conv_weight_grad(g, pad(q, geo), w.flatten(0, 1) if geo.transposed else w, geo, groups)
     return scaled(gu.view(u.shape), scale, geo).to(u.dtype)
+
+
+def _orthonormal(draw: Tensor) -> Tensor:
+    """(g, r, I) normal -> rows orthonormal in each group, uniformly so; r at most I."""
+    q, r = torch.linalg.qr(draw.transpose(1, 2))
+    rows: Tensor = (q * r.diagonal(dim1=1, dim2=2).sign()[:, None]).transpose(1, 2)
+    return rows
+
+
+# How P comes from a normal draw (g, r, I/g): N(0, 1/r), orthonormal rows, and these at N's expected length.
+PROJECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda t: t / math.sqrt(t.shape[1]),
+    "orthogonal": _orthonormal,
+    "orthogonal-matched": lambda t: _orthonormal(t) * math.sqrt(t.shape[2] / t.shape[1]),
+}

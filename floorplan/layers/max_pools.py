@@ -95,11 +95,6 @@ class PackedMaxPool(Layer):
         kernel, stride = each_dim(m.kernel_size, d), each_dim(m.stride, d)
         return cls(kernel, stride, each_dim(m.padding, d), each_dim(m.dilation, d), m.ceil_mode).train(m.training)
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        names = ("kernel", "stride", "padding", "dilation", "ceil_mode")
-        return {n: getattr(self, n) for n in names}
-
     @property
     def packed_bits(self) -> float:
         """Bits of an offset."""

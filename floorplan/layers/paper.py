@@ -30,6 +30,7 @@ from floorplan.layers.geometry import (
     unpad,
 )
 from floorplan.layers.layer import Adapter, PlainConv, PlainNorm
+from floorplan.layers.lowrank import times
 from floorplan.torch_doors import applied
 
 
@@ -46,6 +47,7 @@ class PaperSite(Adapter):
     """
 
     stored = "floorplan.paper_site.PaperSite"
+    unmergeable = ""
     weight: Tensor | None
     bias: Tensor | None
     gamma: Tensor
@@ -114,7 +116,7 @@ class PaperSite(Adapter):
 
     def bottleneck(self, x: Tensor) -> Tensor | None:
         """q = conv1x1(x, P)."""
-        return _times(self.P.flatten(1), x) if self.rank else None
+        return times(self.P.flatten(1), x) if self.rank else None
 
     def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs | None:
         """The conv and, beside it, both factors."""
@@ -145,12 +147,6 @@ class PaperSite(Adapter):
         return z if self.act is None else self.act(z)
 
 
-def _times(m: Tensor, x: Tensor) -> Tensor:
-    """A 1x1 conv as a matrix product: with so few channels a conv would spend its time on laying x out."""
-    y = torch.bmm(m.expand(x.shape[0], *m.shape), x.flatten(2))
-    return y.view(x.shape[0], m.shape[0], *x.shape[2:])
-
-
 class _Paper(torch.autograd.Function):
     """PaperSite with its own backward; keeps q, the packed gate and a."""
 
@@ -166,7 +162,7 @@ class _Paper(torch.autograd.Function):
             z = conv(pad(x, site.geo), w, site.bias, site.geo, site.geo.groups)
             z = z.mul_(per_channel(a, z.dim()))
             if up is not None and down is not None:
-                q = _times(down.flatten(1), x)
+                q = times(down.flatten(1), x)
                 d = conv(pad(q, site.geo), up, None, site.geo, 1)
                 z = z.add_(d.mul_(per_channel(a, z.dim())))
         z = z.add_(per_channel(b, z.dim()))
@@ -195,5 +191,5 @@ class _Paper(torch.autograd.Function):
             gx = unpad(conv_input_grad(g, w, size, geo, geo.groups), geo)
             if up is not None and down is not None:
                 gq = unpad(conv_input_grad(g, up, size, geo, 1), geo)
-                gx = gx.add_(_times(down.flatten(1).t(), gq))
+                gx = gx.add_(times(down.flatten(1).t(), gq))
         return gx, gu, None, None, None, None, None

@@ -66,11 +66,6 @@ class AnyBatchNorm(nn.BatchNorm2d, Layer):
     def _check_input_dim(self, input: Tensor) -> None:
         """Any shape that F.batch_norm takes."""
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments."""
-        names = ("num_features", "eps", "momentum", "affine", "fixed")
-        return {n: getattr(self, n) for n in names}
-
     def plain_form(self) -> PlainNorm | None:
         """F.batch_norm of a fixed one."""
         if not self.fixed or self.running_mean is None or self.running_var is None:

@@ -140,10 +140,7 @@ class Keep(Layer):
     """Keep a tensor for the promises that need it; None where nothing is differentiated."""
 
     stored = "floorplan.remat_region.Keep"
-
-    def unmergeable(self) -> str:
-        """The graph around it calls adapters by other means than a call of theirs."""
-        return _UNMERGEABLE
+    unmergeable = _UNMERGEABLE
 
     def forward(self, t: Tensor) -> Kept | None:
         """t: any tensor."""
@@ -153,6 +150,8 @@ class Keep(Layer):
 class _Calling(Layer):
     """Calls a function, a tensor's method, or a module that it is given as the first argument."""
 
+    unmergeable = _UNMERGEABLE
+
     def __init__(self, kind: str, target: str) -> None:
         super().__init__()
         if kind not in ("function", "method", "module"):
@@ -161,14 +160,6 @@ class _Calling(Layer):
             raise ValueError(f"{type(self).__name__}: {target} is no tensor method that a file may name")
         self.kind, self.target = kind, target
         self._called = function_named(target, type(self).__name__) if kind == "function" else None
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {"kind": self.kind, "target": self.target}
-
-    def unmergeable(self) -> str:
-        """As of Keep."""
-        return _UNMERGEABLE
 
     def extra_repr(self) -> str:
         """What it calls."""

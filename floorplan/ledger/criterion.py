@@ -117,7 +117,7 @@ def _judge(
     varying = [x for x in free if namer.is_batch(x) or namer.is_position(x)]
     widths = sorted(x.name for x in free if namer.is_width(x))
     where = "hidden from save_for_backward, found by the census; " if s.hidden else ""
-    if is_packed(s) and pillars.is_lossy(s, gm):
+    if is_packed(s) and getattr(pillars.layer_of(s, gm), "lossy", False):
         return "floor", f"LOSSY: {pillars.packed_bits(s, gm):g} bits an element of an approximate derivative"
     if is_packed(s):
         return "floor", "packed to at most 8 bits an element"

@@ -27,16 +27,17 @@ WHY = {
 }
 
 
-def layer_of(s: Saved, gm: nn.Module | None) -> nn.Module | None:
-    """The layer that saved s, None if a function did."""
-    return gm.get_submodule(s.module) if gm is not None and s.module else None
+def layer_of(s: Saved, gm: nn.Module | None) -> Layer | None:
+    """The layer of ours that saved s, None if something else did."""
+    m = gm.get_submodule(s.module) if gm is not None and s.module else None
+    return m if isinstance(m, Layer) else None
 
 
 def pillar_of(s: Saved, gm: nn.Module | None, packed: bool) -> str:
     """The pillar of one saved tensor: what a layer of ours says, by its name for all others."""
     if packed:
         return "gate"
-    if isinstance(layer := layer_of(s, gm), Layer):
+    if (layer := layer_of(s, gm)) is not None:
         return layer.pillar
     name = s.op.lower()
     for pillar, words in _KINDS:
@@ -54,13 +55,7 @@ def site_groups(s: Saved, gm: fx.GraphModule) -> int | None:
 def packed_bits(s: Saved, gm: fx.GraphModule) -> float:
     """Bits an element: one of a gate or a dropout decision, more of a max-pool's offset or a lossy derivative."""
     layer = layer_of(s, gm)
-    return layer.packed_bits if isinstance(layer, Layer) else 1.0
-
-
-def is_lossy(s: Saved, gm: fx.GraphModule) -> bool:
-    """Whether it stands for an approximate derivative."""
-    layer = layer_of(s, gm)
-    return isinstance(layer, Layer) and layer.lossy
+    return 1.0 if layer is None else layer.packed_bits
 
 
 _FIX = {
@@ -77,6 +72,6 @@ _FIX = {
 
 def fix_for(s: Saved, gm: fx.GraphModule) -> str:
     """What would remove one guilty tensor."""
-    if isinstance(layer_of(s, gm), nn.Linear):
+    if s.module and isinstance(gm.get_submodule(s.module), nn.Linear):
         return "freeze the layer, as `floorplan rewrite` does without --train-head: a frozen linear keeps nothing"
     return _FIX[pillar_of(s, gm, False)]

@@ -88,15 +88,11 @@ def _lora(kind: str) -> Callable[[Options], tuple[Pass, ...]]:
     return lambda o: (lora(kind, o.rank, o.sites, o.seed, o.train_head),)
 
 
-def _memflora(o: Options) -> tuple[Pass, ...]:
-    return passes.pipeline(memflora(o.rank, o.sites, o.seed, o.train_head))
-
-
 def _paper(o: Options) -> tuple[Pass, ...]:
     return (canonicalize.PASS, paper(o.rank, o.sites, o.seed, o.train_head), pack_gates.PASS)
 
 
-def _ablation(projection: str = "normal", scaled: bool = True) -> Callable[[Options], tuple[Pass, ...]]:
+def _memflora(projection: str = "normal", scaled: bool = True) -> Callable[[Options], tuple[Pass, ...]]:
     return lambda o: passes.pipeline(memflora(o.rank, o.sites, o.seed, o.train_head, projection, scaled))
 
 
@@ -122,14 +118,14 @@ _ALL = (
     Method("lora-edge", "frozen TT-SVD suffix, trained core", _lora("lora-edge"), bn_trains=True),
     Method("lora-conv", "peft's LoRA on a conv", _lora("lora-conv"), bn_trains=True),
     Method("lora-fa", "LoRA with a frozen random down-factor", _lora("lora-fa"), bn_trains=True),
-    Method("memflora", "MemFLoRA, folded, fused and merged on the fly", _memflora),
+    Method("memflora", "MemFLoRA, folded, fused and merged on the fly", _memflora()),
     Method("memflora-paper", "MemFLoRA's two branches as published", _paper),
-    Method("memflora-sg", "MemFLoRA with replayed gradients of P", _memflora, replays=True),
-    Method("memflora-orthogonal", "MemFLoRA, P's rows orthonormal", _ablation("orthogonal")),
+    Method("memflora-sg", "MemFLoRA with replayed gradients of P", _memflora(), replays=True),
+    Method("memflora-orthogonal", "MemFLoRA, P's rows orthonormal", _memflora("orthogonal")),
     Method(
-        "memflora-orthogonal-matched", "MemFLoRA, P's rows orthonormal times sqrt(I/r)", _ablation("orthogonal-matched")
+        "memflora-orthogonal-matched", "MemFLoRA, P's rows orthonormal times sqrt(I/r)", _memflora("orthogonal-matched")
     ),
-    Method("memflora-noscale", "MemFLoRA without the scale a", _ablation(scaled=False)),
+    Method("memflora-noscale", "MemFLoRA without the scale a", _memflora(scaled=False)),
     Method("memflora-bnr", "MemFLoRA, BatchNorm of q instead of a", _branch("up", True), merges=False),
     Method("memflora-kernel-down", "MemFLoRA, the kernel in P", _branch("down")),
     Method("tinytl", "TinyTL, BatchNorms by running statistics", _tinytl, False, merges=False),

@@ -73,7 +73,7 @@ def refuse_unmergeable(module: nn.Module) -> None:
     name = f"method {method}" if method else "the model"
     found = [(path, m) for path, m in module.named_modules() if isinstance(m, Layer)]
     for path, m in sorted(found, key=lambda pair: not isinstance(pair[1], Adapter) or pair[1].rank == 0):
-        if why := m.unmergeable():
+        if why := m.unmergeable:
             kind = type(m).__name__
             raise FloorplanError(f"merge: {name}: {path} is a {kind}, which {why}; keep the adapted model as it is")
     if not adapters(module):

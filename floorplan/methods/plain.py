@@ -24,7 +24,11 @@ def delta_of(layer: Adapter) -> Tensor:
 def plain_form(layer: nn.Module) -> Plain | None:
     """What a layer says of itself, computed in float64; None for a layer that stays as it is."""
     form: Plain | None = exact(layer).plain_form() if isinstance(layer, Layer) else None
-    return form.train(layer.training) if isinstance(form, nn.Module) else form
+    if not isinstance(form, nn.Module):
+        return form
+    for p in form.parameters():
+        p.data = like(layer, p)
+    return form.train(layer.training)
 
 
 def like(layer: nn.Module, t: Tensor) -> Tensor:

@@ -156,13 +156,12 @@ class Verifier:
         want = self._last[1] if known and self._last else values(_drawn(before), self.inputs)
         twin = _drawn(after)
         got = values(twin, self.inputs)
-        adapted = has_adapters(twin)
+        adapted = adapters(twin)
         if adapted:
             set_plain(twin, True)
             compare(got, values(twin, self.inputs), tolerance, "against plain autograd")
             set_plain(twin, False)
-        before_adapted = has_adapters(before)
-        if adapted and not before_adapted:
+        if adapted and not adapters(before):
             # The adapter has just come: with U = 0 the model must not have moved.
             for factor in zero_factors(twin).values():
                 factor.data.zero_()
@@ -177,11 +176,6 @@ class Verifier:
 def trained(gm: nn.Module) -> set[str]:
     """Names of the trainable parameters."""
     return {n for n, p in gm.named_parameters() if p.requires_grad}
-
-
-def has_adapters(gm: nn.Module) -> bool:
-    """Whether any site trains."""
-    return bool(adapters(gm))
 
 
 def kept_bytes(gm: fx.GraphModule, inputs: Sequence[Any]) -> int:

@@ -130,13 +130,14 @@ def build(name: str, config: dict[str, Any], reader: Reader, where: str) -> nn.M
 
 def _outside(name: str, allow: Sequence[str], where: str) -> Any:
     """The class of a package that the user allows; LoadError says how to allow it."""
-    package = name.partition(".")[0]
+    package, way = name.partition(".")[0], ""
     if all(p.isidentifier() for p in name.split(".")) and package not in {*sys.stdlib_module_names, "torch"}:
-        if is_under(name, allow) and is_module_class(found := admit(name, where, allow)):
-            return found
+        if is_under(name, allow):
+            found = admit(name, where, allow)
+            if is_module_class(found):
+                return found
+            raise LoadError(f"{where}: {short(name)} is no torch.nn.Module; refused")
         way = f'; --allow {package}, in Python load(…, allow=("{package}",)), imports it, which runs its code'
-    else:
-        way = ""
     raise LoadError(f"{where}: class {short(name)} is not on the allow-list; refused{way}")
 
 

@@ -15,7 +15,7 @@ from floorplan.graph import driver
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.trace import trace
 from floorplan.layers.activations import PackedActivation
-from floorplan.layers.adapter import zero_factors
+from floorplan.layers.adapter import ConvAdapter, zero_factors
 from floorplan.layers.average_pools import ShapeAdaptiveAvgPool, ShapeAvgPool
 from floorplan.layers.branch import RankBranch
 from floorplan.layers.dropout import PackedDropout
@@ -76,15 +76,23 @@ MAKE: dict[type[nn.Module], Callable[[], Any]] = {
     SideConv: lambda: SideConv.of(CONV, 2, generator(), 1.5),
     TinySite: lambda: TinySite(4, GEO, WEIGHT, bias=True, act=RELU6),
     TrainingFlag: TrainingFlag,
-    PackedActivation: lambda: PackedActivation("LeakyReLU"),
+    PackedActivation: lambda: PackedActivation("PReLU", {"num_parameters": 4}),
     PackedDropout: lambda: PackedDropout("Dropout2d", 0.5),
 }
 REMAT = (Keep, Promise, Forgetful)
 REFUSED = (LiteResidual, TinySite, *REMAT)
 
 
-def test_every_class_has_a_case() -> None:
-    assert set(own_classes().values()) == set(MAKE)
+def below(cls: type[Layer]) -> Iterator[type[Layer]]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from below(sub)
+
+
+def test_every_class_has_a_name_in_files_and_a_case() -> None:
+    named, bases = set(own_classes().values()), {Adapter, ConvAdapter}
+    ours = {c for c in below(Layer) if c.__module__.startswith("floorplan.") and not c.__name__.startswith("_")}
+    assert named == ours - bases == set(MAKE)
 
 
 def put(kind: type[nn.Module]) -> Pass:
@@ -185,6 +193,9 @@ def test_saved_loaded_and_merged_or_refused_by_name(case: tuple[type[nn.Module],
     assert difference(back, merged, (x,)) <= 1e-12
     left = {type(layer) for layer in merged.modules() if isinstance(layer, Layer)}
     assert left <= {TrainingFlag}
+    single = floorplan.merge(gm.float())
+    assert {t.dtype for t in single.state_dict().values() if t.is_floating_point()} == {torch.float32}
+    assert difference(gm, single, (X,)) <= 1e-5
     floorplan.save(merged, tmp_path / "merged.pt")
     assert difference(merged, floorplan.load(tmp_path / "merged.pt"), (x,)) == 0
 

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from floorplan.graph.copies import clone_structure
+from floorplan.layers.layer import Layer
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.kernels import as_really_run, quiet_fakes
 from floorplan.ledger.recurrent import fused_lstm
@@ -21,7 +22,6 @@ from floorplan.torch_doors import TorchDispatchMode, schema_of, tree_iter, tree_
 from floorplan.trees import model_state, storage_key, tensors_in
 
 _STATISTICS = "batch_norm"  # native, cudnn and miopen kernels write running statistics and do not say so
-_TRUSTED = ("torch.", "floorplan.")
 
 
 @dataclass
@@ -133,9 +133,9 @@ def _untrusted(n: fx.Node, gm: nn.Module) -> str:
     """Why a layer of unknown code is not run twice."""
     if n.op != "call_module":
         return ""
-    kind = type(gm.get_submodule(str(n.target)))
-    known = kind.__module__.startswith(_TRUSTED)
-    return "" if known else f"nothing is known of what {kind.__name__} does when it runs twice"
+    m = gm.get_submodule(str(n.target))
+    known = isinstance(m, Layer) or type(m).__module__.startswith("torch.")
+    return "" if known else f"nothing is known of what {type(m).__name__} does when it runs twice"
 
 
 _OUT_OF_PLACE: dict[Any, Any] = {
