@@ -56,6 +56,7 @@ class PlanReport(Report):
     """What fits a budget. `str()` is the printed table; exit_code 0 if something fits, 1 if nothing does."""
 
     heading = "{.name}, planned"
+
     name: str
     budget: int
     options: dict[str, Any]  # method, rank, sites, seed, train_head, loss, input

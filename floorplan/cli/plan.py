@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -47,38 +48,31 @@ class ExportOptions:
         return [self.emit, self.html, self.arena, self.snapshot, self.trace, *(self.pictures or ())]
 
     def write(self, found: PlanReport) -> None:
-        """Everything that was asked for."""
+        """Everything that was asked for; layouts are searched for once."""
+        lines = [t for t in (found.before, found.after) if t is not None]
+        layout = cache(lambda i: place(intervals(lines[i].blocks)))
+        every, after = range(len(lines)), lines[-1]
         if self.emit and found.step is not None:
             found.step.save(self.emit, force=True)
-        lines = [t for t in (found.before, found.after) if t is not None]
-        placed = [place(intervals(t.blocks)) for t in lines] if self.html or self.pictures else []
         if self.html:
             notes = [line for line in str(found).splitlines() if line.startswith(("choice", "  ", "note"))][-8:]
             title = f"{found.name} within {found.budget:,} bytes"
-            write_text(self.html, page(lines, [p.offsets for p in placed], title, notes))
+            write_text(self.html, page(lines, [layout(i).offsets for i in every], title, notes))
         for path in self.pictures or ():
-            draw_timeline(lines, path, [p.offsets for p in placed], title=found.name)
-        if found.after is not None:
-            self._exports(found.after, placed[-1] if placed else None)
-
-    def _exports(self, after: StepTimeline, placed: Placement | None) -> None:
+            draw_timeline(lines, path, [layout(i).offsets for i in every], title=found.name)
         if self.trace:
             perfetto.write_perfetto(after, self.trace)
-        if not (self.arena or self.snapshot):
-            return
-        found = placed or place(intervals(after.blocks))
         if self.snapshot:
-            write_snapshot(after, found.offsets, self.snapshot)
-        if self.arena and self.arena.endswith(".h"):
-            write_text(self.arena, arena_export.as_c_header(after, found, _identifier(self.arena)))
-        elif self.arena:
-            write_text(self.arena, json.dumps(arena_export.as_json(after, found), indent=1))
+            write_snapshot(after, layout(every[-1]).offsets, self.snapshot)
+        if self.arena:
+            write_text(self.arena, _arena(after, layout(every[-1]), Path(self.arena)))
 
 
-def _identifier(path: str) -> str:
-    """The file's name as a C identifier."""
-    name = re.sub(r"[^A-Za-z0-9_]+", "_", Path(path).stem)
-    return name if name[:1].isalpha() else f"arena_{name}"
+def _arena(after: StepTimeline, placed: Placement, path: Path) -> str:
+    if path.suffix == ".json":
+        return json.dumps(arena_export.as_json(after, placed), indent=1)
+    name = re.sub(r"[^A-Za-z0-9_]+", "_", path.stem)  # as a C identifier
+    return arena_export.as_c_header(after, placed, name if name[:1].isalpha() else f"arena_{name}")
 
 
 def plan(

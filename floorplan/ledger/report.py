@@ -29,6 +29,7 @@ class CheckReport(Report):
     """What `check` found. `str()` is the printed table, `as_json()` the versioned document."""
 
     heading = "{.name}, checked"
+
     name: str
     inputs: tuple[tuple[int, ...], ...]
     proof: Proof

@@ -19,6 +19,7 @@ class Why(Report):
     """What one node, module or container keeps, in words and as its tensors."""
 
     heading = "{0.model}: {0.name}"
+
     model: str
     name: str
     lines: tuple[str, ...]

@@ -61,6 +61,7 @@ class Comparison(Report):
     """All rows; `str()` is the printed table."""
 
     heading = "{.name}: methods compared"
+
     name: str
     loss: str
     rows: tuple[Row, ...]

@@ -16,6 +16,7 @@ class RewriteReport(Report):
     """The model before and after, what was refused, and what it cost."""
 
     heading = "{.before.name}, adapted"
+
     before: CheckReport
     after: CheckReport
     options: dict[str, Any]

@@ -28,8 +28,8 @@ class Rung:
     requested_peak: int
     saved: int
     extra_macs: int
-    recomputed: frozenset[str]  # nodes
     apart: bool  # each reader has its values computed for itself: more work, less held at once
+    recomputed: frozenset[str]  # nodes
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def climb(
 
 def _rung(run: Run, macs: int, again: frozenset[str], apart: bool) -> Rung:
     saved = sum(int(run.timeline.lives[i].nbytes) for i in run.saved_lives)
-    return Rung(int(run.timeline.peak()), saved, macs, again, apart)
+    return Rung(int(run.timeline.peak()), saved, macs, apart, again)
 
 
 def _ladder(rungs: Sequence[Rung]) -> tuple[Rung, ...]:

@@ -28,6 +28,7 @@ class RematReport(Report):
     """The rungs found, the one taken, and a real step of it where it was measured. Bytes of one step."""
 
     heading = "{.name}, computed again"
+
     name: str
     batch: int
     loss: str
