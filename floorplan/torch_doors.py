@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from types import FrameType
 from typing import Any, cast
 from unittest.mock import patch
@@ -121,7 +121,7 @@ def running_number() -> int | None:
     return None if node is None else number_of(node)
 
 
-@cache
+@lru_cache(maxsize=1024)
 def saved_names(kind: type) -> tuple[str, ...]:
     """The attributes under which autograd nodes of a class show what they have saved."""
     return tuple(n for n in dir(kind) if n.startswith("_saved_") or n == "saved_tensors")
@@ -261,7 +261,8 @@ def other_kernels(kernels: Mapping[Any, Callable[..., Any] | None]) -> Iterator[
 def other_lstm(run: Callable[..., Any]) -> Iterator[None]:
     """nn.LSTM calls run(torch's own function, *its arguments) meanwhile."""
     forward = cast(Any, nn.LSTM.forward)
-    if forward.__globals__.get("_VF") is not torch._VF or "lstm" not in forward.__code__.co_names:
+    calls = getattr(forward, "__globals__", {}).get("_VF") is torch._VF and "lstm" in forward.__code__.co_names
+    if forward.__module__ == nn.LSTM.__module__ and not calls:  # a user's own forward may do as it likes
         raise _changed("nn.LSTM's function")
     with patch.object(torch._VF, "lstm", partial(run, torch._VF.lstm), create=True):
         yield

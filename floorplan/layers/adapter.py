@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.geometry import Geometry, conv, geometry_of, pad
 from floorplan.layers.layer import Adapter, PlainConv
+from floorplan.torch_doors import parameters_of
 
 
 def as_conv_starts(shape: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -56,7 +57,7 @@ class ConvAdapter(Adapter):
     @classmethod
     def of(cls, conv: nn.Module, rank: int, generator: torch.Generator, scale: float = 1.0) -> Self | str:
         """The layer that starts as an nn.ConvNd, or why there is none."""
-        geo, w, bias = geometry_of(conv), conv.get_parameter("weight").detach(), conv._parameters["bias"]
+        geo, w, bias = geometry_of(conv), conv.get_parameter("weight").detach(), parameters_of(conv)["bias"]
         if why := cls.unfit(geo):
             return why
         layer = cls(geo.config(), list(w.shape), rank, scale, bias is not None).to(device=w.device, dtype=w.dtype)
