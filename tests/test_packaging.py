@@ -1,6 +1,8 @@
 """What pyproject says is what lies on disk."""
 
 import ast
+import importlib.util
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,3 +55,39 @@ def test_requests_are_values() -> None:
     # Left are torch's own signatures: the ops of windows, autograd Functions, and a fused LSTM's.
     found = list(many_arguments(6))
     assert len(found) <= 10, found
+
+
+ELSEWHERE = {
+    "floorplan/__main__.py": "run as a module by tests/cli/test_main.py",
+    "floorplan/errors.py": "classes without code",
+    "floorplan/before": "old names of what moved: files written before load in tests/store/test_before.py",
+}
+
+
+def test_every_source_file_has_a_test_file_of_its_name() -> None:
+    missing = []
+    for top in ("floorplan", "passes", "cost_models"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            inside = path.relative_to(ROOT / top)
+            linked = top == "floorplan" and inside.parts[0] in ("passes", "cost_models")
+            if (
+                path.name == "__init__.py"
+                or linked
+                or {top + "/" + str(p) for p in (inside, *inside.parents)} & ELSEWHERE.keys()
+            ):
+                continue
+            room = inside.parent if top == "floorplan" else Path(top) / inside.parent
+            if not (ROOT / "tests" / room / f"test_{path.name}").exists():
+                missing.append(f"{top}/{inside}")
+    assert not missing
+
+
+def test_what_code_in_a_string_imports_is_there() -> None:
+    """Code for other processes is not seen by linters."""
+    pattern = re.compile(r"^\s*(?:from (floorplan[\w.]*) import|import (floorplan[\w.]*))", re.M)
+    for folder in ("tests", "benchmarks", "examples", "floorplan", "passes"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if (ROOT / "tests" / "files") not in path.parents:
+                for names in pattern.findall(path.read_text()):
+                    module = "".join(names)
+                    assert importlib.util.find_spec(module) is not None, f"{path.relative_to(ROOT)} imports {module}"

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ import torch.nn.functional as F
 from convs import GEOMETRIES
 from graphs import kept_bytes, randomize
 from graphs import last as last_format
+from saves import drawn
 from torch import Tensor, nn
 from torch.func import functional_call
 
 import floorplan
 from floorplan.graph.fold import to_affine, to_site
-from floorplan.layers.fused import ChannelAffine, FusedConv
+from floorplan.layers.fused import PROJECTIONS, ChannelAffine, FusedConv
+from floorplan.layers.geometry import geometry_of
 from floorplan.ledger.fakes import concrete_fakes
 
 RANK = 2
@@ -416,3 +419,98 @@ def test_affine_is_the_batchnorm_and_keeps_nothing() -> None:
         close(torch.autograd.grad(affine(x), x, g)[0], torch.autograd.grad(norm(x), x, g)[0])
         assert kept_bytes(affine, x) == 0
         assert ChannelAffine(**affine.config()).scale.shape == (5,)
+
+
+def test_projections_of_a_draw() -> None:
+    draw = torch.randn(2, 3, 5, dtype=torch.float64)
+    rows = PROJECTIONS["orthogonal"](draw)
+    torch.testing.assert_close(rows @ rows.mT, torch.eye(3, dtype=torch.float64).expand(2, 3, 3))
+    triangle = rows @ draw.mT  # R of the draw's QR: the signs make the rows uniform
+    assert triangle.tril(-1).abs().max() < 1e-12 and (triangle.diagonal(dim1=1, dim2=2) > 0).all()
+    assert torch.equal(PROJECTIONS["orthogonal-matched"](draw), rows * math.sqrt(5 / 3))
+    assert torch.equal(PROJECTIONS["normal"](draw), draw / math.sqrt(3))
+
+
+def test_an_adapter_is_drawn_in_float64_and_starts_at_zero() -> None:
+    site = to_site(nn.Conv2d(4, 6, 3, groups=2))
+    site.adapt(2, torch.Generator().manual_seed(3), "orthogonal")
+    draw = torch.randn(2, 2, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    assert torch.equal(site.P, PROJECTIONS["orthogonal"](draw).float()) and not u_of(site).any()
+
+
+def test_what_a_site_is_without_options() -> None:
+    bare = FusedConv(geometry_of(nn.Conv2d(4, 6, 3)).config(), [6, 4, 3, 3], bias=False)
+    assert bare.captures is False and bare.plain is False and bare.gq is bare.bias is bare.scale is None
+    scaled = FusedConv(bare.config()["geometry"], [6, 4, 3, 3], scale=True)
+    assert scaled.scale.tolist() == [1.0] * 6 and scaled.bias.tolist() == [0.0] * 6
+    scaled.set_activation(nn.ReLU())
+    assert scaled.act.inplace is True
+    assert ChannelAffine(3).state_dict().keys() == {"scale", "bias"}
+
+
+def test_a_depthwise_site_asks_its_input_for_its_groups() -> None:
+    x = SimpleNamespace(shape=(2, "channels", 5, 5))
+    sizes = [(1, 1), (2, 2), (3, 3), (4, 2)]
+    sites = [to_site(nn.Conv2d(n, 2 * g, 3, groups=g)) for n, g in sizes]
+    assert [s.groups(x) for s in sites] == [1, "channels", "channels", 2]
+
+
+def test_one_sample_without_a_batch_and_its_skip() -> None:
+    site, x = leaf_site()
+    skip = torch.randn(1, 6, 5, 5)
+    for s, t in ((None, None), (skip, skip[0]), (skip, skip), (skip[:, :1], skip[0, :1])):
+        assert torch.equal(site(x[0], t), site(x[:1], s)[0])
+
+
+def test_a_number_is_added_as_a_skip() -> None:
+    site, x = leaf_site(nn.Hardtanh(-99, 99))
+    want = site(x) + 1.5
+    assert torch.equal(site(x, 1.5), want)
+    with torch.no_grad():
+        assert torch.equal(site(x, 1.5), want)
+
+
+def test_a_skip_wider_than_the_site() -> None:
+    torch.manual_seed(0)
+    site = adapted(nn.Conv2d(4, 1, 3, padding=1).double(), None, nn.ReLU())
+    x, skip = drawn(2, 4, 5, 5).requires_grad_(), drawn(2, 6, 5, 5).requires_grad_()
+    got = torch.autograd.grad(site(x, skip).square().sum(), [x, skip, u_of(site)])
+    site.plain = True
+    want = torch.autograd.grad(site(x, skip).square().sum(), [x, skip, u_of(site)])
+    for a, b in zip(got, want, strict=True):
+        close(a, b)
+
+
+def test_autocast_runs_the_site_in_16_bits_and_its_adapter_in_its_own() -> None:
+    site, x = leaf_site()
+    low = site.value(x.bfloat16(), site.merged(torch.bfloat16)).relu()
+    with torch.autocast("cpu"):
+        y = site(x)
+        assert y.dtype == torch.bfloat16 and torch.equal(y, low)
+    (want,) = torch.autograd.grad(site(x).sum(), u_of(site))
+    loss = site(x).sum()
+    with torch.autocast("cpu"):  # of the backward: it knows the dtypes of its forward
+        (got,) = torch.autograd.grad(loss, u_of(site))
+    assert torch.equal(got, want)
+
+
+def test_a_site_on_meta() -> None:
+    site, x = leaf_site()
+    site, x = site.to("meta"), x.to("meta").requires_grad_()
+    (gx,) = torch.autograd.grad(site(x).sum(), x)
+    assert gx.shape == x.shape and gx.device.type == "meta"
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_the_gradient_of_q_is_kept_for_a_replay_if_asked_for(captures: bool) -> None:
+    site, x = leaf_site()
+    site.captures = captures
+    site(x).square().sum().backward()
+    if not captures:
+        assert site.gq is None
+        return
+    p = site.P.clone().requires_grad_()
+    q = F.conv2d(x, p[0, :, :, None, None])
+    merged = F.conv2d(x, site.weight, site.bias, padding=1) + F.conv2d(q, u_of(site), padding=1)
+    (want,) = torch.autograd.grad(merged.relu().square().sum(), q)
+    torch.testing.assert_close(site.gq, want, rtol=1e-4, atol=1e-4)

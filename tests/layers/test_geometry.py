@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from floorplan.layers.geometry import (
     Geometry,
     conv,
+    conv1x1,
     conv_input_grad,
     conv_weight_grad,
+    frozen_conv,
     geometry_of,
     pad,
     padded_size,
@@ -166,3 +168,39 @@ def test_what_no_convolution_has_is_refused(changed: dict[str, Any], why: str) -
         return
     with pytest.raises(ValueError, match=f"^{why}$"):
         Geometry.of(config)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 6, 3, 2, 1, groups=2),
+        nn.Conv2d(4, 6, 3, padding=(1, 2), padding_mode="reflect", bias=False),
+        nn.ConvTranspose2d(4, 6, 3, 2, 1, 1),
+        nn.Conv1d(4, 6, 3),
+    ],
+    ids=str,
+)
+def test_a_frozen_conv_gives_gradients_of_its_input_and_bias_alone(layer: Any) -> None:
+    layer = layer.double()
+    layer.weight.requires_grad_(False)
+    x = torch.randn(2, 4, *[7, 8][: len(layer.kernel_size)], dtype=torch.float64, requires_grad=True)
+    leaves = [x] if layer.bias is None else [x, layer.bias]
+    y, want = frozen_conv(x, layer.weight, layer.bias, geometry_of(layer)), layer(x)
+    torch.testing.assert_close(y, want)
+    g = torch.randn_like(y)
+    for got, other in zip(torch.autograd.grad(y, leaves, g), torch.autograd.grad(want, leaves, g), strict=True):
+        torch.testing.assert_close(got, other)
+    if layer.bias is not None:
+        alone = frozen_conv(x.detach(), layer.weight, layer.bias, geometry_of(layer))
+        torch.testing.assert_close(torch.autograd.grad(alone, layer.bias, g)[0], g.sum((0, *range(2, g.dim()))))
+        layer.bias.requires_grad_(False)
+    (gx,) = torch.autograd.grad(frozen_conv(x, layer.weight, layer.bias, geometry_of(layer)), x, g)
+    torch.testing.assert_close(gx, torch.autograd.grad(layer(x), x, g)[0])
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_conv1x1_by_a_matrix(groups: int) -> None:
+    x, w = torch.randn(2, 4, 3, 5, dtype=torch.float64), torch.randn(6, 4 // groups, dtype=torch.float64)
+    want = torch.nn.functional.conv2d(x, w[:, :, None, None], groups=groups)
+    torch.testing.assert_close(conv1x1(x, w, groups), want)
+    torch.testing.assert_close(conv1x1(x, w[:, :, None, None], groups), want)

@@ -121,6 +121,7 @@ def test_what_a_run_took_for_granted() -> None:
     "pinned,shape,known",
     [
         ({}, (4, 3, 1, 1), True),
+        ({}, (4, 3, 2), False),
         ({}, (4, 3, 12, 1), False),
         ({"H0": 12}, (4, 3), False),
         ({"C1": 8, "B": 4}, (4, 9), True),
@@ -137,3 +138,18 @@ def test_products_need_both_far_points() -> None:
     assert n.product(4 * B * C1, [B, C1], 4) == 4 * B * C1
     assert n.product(4 * B * C1, [B, C1], 2) is None
     assert n.product(4 * B * one, [B, B], 4) is None  # equal at the first point alone
+
+
+def test_a_batch_and_a_rank_that_the_run_turned_into_numbers() -> None:
+    n = Namer(fakes({"B": 4, "r": 2}))
+    assert (n.batch, n.rank) == (4, 2) and n.pinned == ["B = 4", "r = 2"]
+
+
+def test_formulas_keep_the_order_of_a_shape_and_name_the_longest_position_first() -> None:
+    n = Namer(fakes())
+    assert n.formula(4 * B * H0, [H0, B], 4) == "4*H0*B"
+    assert n.formula(B**2, [B], 1) == "B**2"
+    assert [n.show(H0 + 1), n.show(FloorDiv(H0 + 1, 2) + 1)] == ["H1", "H2"]
+    bytes_of_bits = FloorDiv(B * (FloorDiv(H0 + 1, 2) + 1) + 7, 8)
+    assert n.formula(bytes_of_bits, [bytes_of_bits], 1) == "ceil(B*H2/8)"
+    assert all(a.is_positive and a.is_integer for a in n.aliases.values())

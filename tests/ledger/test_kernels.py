@@ -1,0 +1,69 @@
+"""A fake run saves and allocates what a real one does, op by op; sizes stay symbolic."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from floorplan.ledger.fakes import Sizes, symbolic_fakes
+from floorplan.ledger.kernels import quiet_fakes
+from floorplan.ledger.run import Step, Watch, run
+
+
+class Net(nn.Module):
+    """A function of a conv's result, which needs a gradient."""
+
+    def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.fn = nn.Conv2d(3, 4, 1), [fn]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fn[0](self.conv(x))
+
+
+OPS: dict[str, Callable[[Tensor], Any]] = {
+    "upsample": lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"),
+    "to a size": lambda x: F.interpolate(x, size=(5, 7), mode="nearest"),
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "hardshrink": F.hardshrink,
+    "softshrink": F.softshrink,
+    "mse": lambda x: F.mse_loss(x, torch.zeros_like(x)),
+    "smooth l1": lambda x: F.smooth_l1_loss(x, torch.zeros_like(x), reduction="sum"),
+    "soft margin": lambda x: F.soft_margin_loss(x, torch.ones_like(x)),
+    "no reduction": lambda x: F.mse_loss(x, torch.zeros_like(x), reduction="none"),
+    "cross entropy of probabilities": lambda x: F.binary_cross_entropy(x.sigmoid(), torch.ones_like(x)),
+    "in place": lambda x: F.leaky_relu(F.hardtanh(x * 1, inplace=True), inplace=True),
+    "pad": lambda x: F.pad(x, (1, 2, 3, 0), mode="reflect"),
+}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_fake_run_is_a_real_one(name: str) -> None:
+    torch.manual_seed(0)
+    step = Step(torch.fx.symbolic_trace(Net(OPS[name])), (torch.randn(2, 3, 4, 6),), backward=True)
+    fake, real = (run(step, Watch(hooks=True), fake=f) for f in (True, False))
+    assert [(s.shape, s.dtype, int(s.nbytes)) for s in fake.saved] == [
+        (s.shape, s.dtype, int(s.nbytes)) for s in real.saved
+    ]
+    lives = [[(v.op, int(v.nbytes), v.born, v.died) for v in r.timeline.lives] for r in (fake, real)]
+    assert lives[0] == lives[1]
+
+
+@pytest.mark.parametrize("name", ["upsample", "in place", "pad"])
+def test_sizes_stay_symbolic(name: str) -> None:
+    gm, x = torch.fx.symbolic_trace(Net(OPS[name])), torch.randn(2, 3, 4, 6)
+    fakes = symbolic_fakes(gm, (x,), Sizes("primes"))
+    found = run(Step(gm, (x,), backward=False), Watch(hooks=True), fakes)
+    assert all(isinstance(s.shape[0], torch.SymInt) for s in found.saved if s.owner == "kept")
+
+
+def test_torch_is_quiet_only_meanwhile() -> None:
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    with pytest.raises(KeyError), quiet_fakes():
+        assert log.disabled
+        raise KeyError
+    assert not log.disabled
