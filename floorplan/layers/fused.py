@@ -28,8 +28,6 @@ from floorplan.layers.lowrank import PROJECTIONS, merge, project, q_grad, up_gra
 from floorplan.torch_doors import applied
 
 
-
-
 class FusedConv(Adapter):
     """act(conv(pad(x), weight + scale*(U o P)) + bias [+ skip]) that keeps q and one bit an output.
 
