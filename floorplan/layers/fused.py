@@ -202,8 +202,7 @@ def _merged(w: Tensor, u: Tensor | None, p: Tensor | None, scale: Tensor | None,
 class _Site(torch.autograd.Function):
     """FusedConv with its own backward; keeps q and the packed gate.
 
-    All tensors come by argument, none from the module: autograd then sees what was written since,
-    and functional_call works.
+    All tensors come by argument, none from the module: autograd sees what was written since; functional_call works.
     """
 
     @staticmethod
