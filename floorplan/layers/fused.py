@@ -5,15 +5,14 @@
     gate = lo < z < hi, one bit an element     kept
 
 P (g, r, I/g) is frozen, U trained, W, b and a hold the folded BatchNorm (MemFLoRA eq. 4-9).
-Because conv(q, U) = conv(x, U o P) the adapter is merged into the weight on every call, and the
-branch never runs at full width. Nothing else survives the forward pass; W, P, U, a are references
-to model state.
+Because conv(q, U) = conv(x, U o P) the adapter is merged into the weight on every call, and the branch never
+runs at full width. Nothing else survives the forward pass; W, P, U, a are references to model state.
 """
 
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -95,11 +94,9 @@ class FusedConv(Adapter):
         p.copy_(PROJECTIONS[projection](draw))
 
     def set_activation(self, act: nn.Module) -> None:
-        """Let this site end in `act`, which must be gateable by one bit an element."""
-        gate = gate_of(act)
-        if isinstance(gate, str):
-            raise ValueError(gate)
-        self.act, self.gate = act_of(act_config(act)), gate
+        """Let this site end in `act`, which must be gateable by one bit an element; ValueError if it is not."""
+        self.act = act_of(act_config(act))
+        self.gate = cast(Gate, gate_of(act))
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments as plain data."""
@@ -136,8 +133,8 @@ class FusedConv(Adapter):
 
     def plain_form(self) -> PlainConv:
         """One conv and its activation."""
-        act = act_of(act_config(self.act), inplace=False)
-        return PlainConv(self.geo, self.merged(self.weight.dtype).detach(), self.bias, act)
+        weight, act = self.merged(self.weight.dtype).detach(), act_of(act_config(self.act), inplace=False)
+        return PlainConv(self.geo, weight, self.bias, act)
 
     def bottleneck(self, x: Tensor) -> Tensor | None:
         """q = conv1x1(x, P)."""
@@ -168,9 +165,8 @@ class FusedConv(Adapter):
 
     def _run(self, x: Tensor, skip: Tensor | None) -> Tensor:
         if self.plain:
-            z = self.value(x, self.merged(x.dtype))
+            z, act = self.value(x, self.merged(x.dtype)), act_of(act_config(self.act), inplace=False)
             z = z if skip is None else z + skip
-            act = act_of(act_config(self.act), inplace=False)
             return z if act is None else act(z)
         if not torch.is_grad_enabled():
             z = _add(self.value(x, self.merged(x.dtype)), skip)
@@ -206,8 +202,7 @@ def _merged(w: Tensor, u: Tensor | None, p: Tensor | None, scale: Tensor | None,
 class _Site(torch.autograd.Function):
     """FusedConv with its own backward; keeps q and the packed gate.
 
-    All tensors come by argument, none from the module: autograd then sees what was written since,
-    and functional_call works.
+    All tensors come by argument, none from the module: autograd sees what was written since; functional_call works.
     """
 
     @staticmethod

@@ -50,7 +50,8 @@ Plain = PlainConv | PlainNorm | PlainCall | nn.Module
 class Layer(nn.Module):
     """A layer that a graph calls as a whole and a file may hold.
 
-    It writes into no input, and a second call on the same values is the first again, random numbers apart.
+    It writes into no input but by a flag `inplace`; a second call on the same values is the first again, random
+    numbers apart.
     """
 
     stored: ClassVar[str] = ""  # the name under which files hold a class of ours, wherever it moves

@@ -2,19 +2,22 @@
 
 import json
 import math
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from saves import formats, kept, kept_bytes, same
+from steps import check as step_check
 from steps import graph_of
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from floorplan.api import check
+from floorplan.api import check, rewrite
 from floorplan.layers.activations import (
     ACTIVATIONS,
     Activation,
@@ -33,7 +36,7 @@ from floorplan.ledger.pillars import pillar_of
 from floorplan.ledger.recorder import Saved
 from floorplan.methods.plain import plain_form
 from floorplan.methods.verify import set_plain
-from floorplan.step.compile import compile_step
+from floorplan.step.compile import Schedule, compile_step
 
 
 def frozen_prelu(channels: int) -> nn.PReLU:
@@ -192,6 +195,40 @@ def test_a_gate_brings_a_net_to_the_floor(a: Activation) -> None:
     for m in examples(a):
         found = check(adapted(m, x := torch.randn(2, 3, 6, 6)), x, mode="eval", measured=False)
         assert found.verdict == "AT_FLOOR", m
+
+
+class Called(nn.Module):
+    """An activation as a function, which a module has to take the place of."""
+
+    def __init__(self, f: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.f(x)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.clamp(x, 0, 6),
+        lambda x: x.clamp_(0, 6),
+        lambda x: torch.clip(x, max=0.5),
+        lambda x: x.clip_(0.1),
+        lambda x: torch.clamp_min_(x, 0),
+        lambda x: x.clamp_max(0.5),
+        lambda x: F.hardshrink(x, 0.3),
+        lambda x: F.softshrink(x),
+        lambda x: torch.threshold(x, 0.1, -1.0),
+    ],
+)
+def test_a_net_of_functions_reaches_the_floor(f: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(2, 3, 6, 6)
+    net = Acting(Called(f)).eval()
+    assert check(net, x, measured=False).verdict == "ABOVE_FLOOR"
+    done = rewrite(net, x, measured=False)
+    assert done.report.after.verdict == "AT_FLOOR"
+    step_check(graph_of(net.double(), x.double()).eval(), (x.double(),), Schedule())
 
 
 @each(True, False)

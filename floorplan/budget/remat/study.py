@@ -159,8 +159,8 @@ def out_of_place(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphMod
             n.target = _OUT_OF_PLACE[n.target]
     for target, nodes in calls.items():
         m = twin.get_submodule(target)
-        own = type(m).__module__.startswith("torch.") and getattr(m, "inplace", False) is True
-        if own and not any(_noticed(n, values) for n in nodes):
+        own = isinstance(m, Layer) or type(m).__module__.startswith("torch.")
+        if own and getattr(m, "inplace", False) is True and not any(_noticed(n, values) for n in nodes):
             m.inplace = False  # type: ignore[assignment]
     twin.recompile()
     return twin, study(twin, inputs)
