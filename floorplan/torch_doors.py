@@ -24,6 +24,7 @@ from torch._dynamo.source import ConstantSource as ConstantSource  # names a sym
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor  # a tensor without data
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # makes and runs them
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.optim.optimizer import _default_to_fused_or_foreach
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # sees every op that runs under it
 from torch.utils._python_dispatch import _disable_current_modes
@@ -175,6 +176,22 @@ def wants_values(e: Exception) -> bool:
     """Whether a run on fake tensors failed because it asked for the content of one."""
     words = ("DataDependent", "DynamicOutputShape", "_local_scalar_dense", ".numpy() is not supported")
     return any(word in f"{type(e).__name__} {e}" for word in words)
+
+
+class SymbolEnv(ShapeEnv):
+    """Symbolic sizes and what is known of them; a subclass says which symbols may be learned to equal something."""
+
+    def replaces(self, symbol: Any, value: Any) -> bool:
+        """Whether a comparison may put an expression in a symbol's place."""
+        return True
+
+    def decided(self, comparison: Any) -> bool:
+        """Whether a comparison follows from what is known already."""
+        return self._maybe_evaluate_static(comparison) is not None
+
+    def _set_replacement(self, a: Any, tgt: Any, msg: str) -> None:
+        if self.replaces(a, tgt):
+            super()._set_replacement(a, tgt, msg)
 
 
 def schema_of(op: Any) -> Any:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -226,12 +228,26 @@ def test_fakes_have_sizes_and_no_values() -> None:
 
 
 def test_symbols_have_names_and_divide() -> None:
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-
     mode = doors.FakeTensorMode(shape_env=ShapeEnv())
     chosen: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
     t = mode.from_tensor(torch.zeros(13), symbolic_context=chosen, source=doors.ConstantSource("here"))
     assert (t.shape[0] // 2).node.expr.has(doors.FloorDiv)
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_what_a_comparison_teaches(learns: bool) -> None:
+    class Env(doors.SymbolEnv):
+        def replaces(self, symbol: Any, value: Any) -> bool:
+            return learns
+
+    env = Env(duck_shape=False)
+    mode = doors.FakeTensorMode(shape_env=env)
+    chosen: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+    t = mode.from_tensor(torch.zeros(13, 13), symbolic_context=chosen, source=doors.ConstantSource("t"))
+    a, b = (n.node.expr for n in t.shape)
+    assert env.decided(sympy.Ge(a, 2)) and not env.decided(sympy.Gt(a, 12))
+    assert t.shape[0] == t.shape[1]
+    assert (env.replace(a) == env.replace(b)) is learns and len(env.guards) == 1
 
 
 def test_containers_are_walked() -> None:
@@ -420,7 +436,16 @@ def test_generated_code_has_lines() -> None:
 DOORS = ROOT / "floorplan" / "torch_doors.py"
 NET = nn.Sequential(parametrizations.weight_norm(nn.Conv2d(3, 3, 1)), nn.LSTM(3, 3))
 GRAPH = fx.symbolic_trace(nn.ReLU())
-MADE = (X, X.untyped_storage(), GRAPH, GRAPH.graph, *GRAPH.graph.nodes, fx.Tracer(), torch.ops.aten.add.Tensor)
+MADE = (
+    X,
+    X.untyped_storage(),
+    GRAPH,
+    GRAPH.graph,
+    *GRAPH.graph.nodes,
+    fx.Tracer(),
+    ShapeEnv(),
+    torch.ops.aten.add.Tensor,
+)
 SPACES = (torch, torch.ops.aten, torch.ops.aten.add, nn, fx, F)
 TORCHS = {n for o in (*NET.modules(), *MADE, *SPACES) for n in dir(o) if n.startswith("_") and not n.startswith("__")}
 
@@ -492,7 +517,7 @@ def test_a_private_name_is_seen_however_it_is_read(code: str) -> None:
 
 def test_each_door_has_a_test() -> None:
     tree = ast.parse(DOORS.read_text())
-    made = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
+    made = {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     made |= {a.asname for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names if a.asname}
     made |= {t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
     opened = {n.attr for n in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(n, ast.Attribute)}

@@ -12,23 +12,23 @@ from typing import Any, cast
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic
 
-from floorplan.torch_doors import ConstantSource, schema_of
+from floorplan.torch_doors import ConstantSource, SymbolEnv, schema_of
 
 
-class Sized(ShapeEnv):
+class Sized(SymbolEnv):
     """Names computed sizes, each taken to be 2 or more; nothing is learned of a name but what its definition says."""
 
     def __init__(self) -> None:
         super().__init__(duck_shape=True)
         self.defined: dict[sympy.Symbol, sympy.Expr] = {}  # name -> its size, in symbols of the model
         self.equal: dict[sympy.Symbol, sympy.Expr] = {}  # a width of the model -> the sum that it was compared with
-        self._by_size: dict[sympy.Expr, torch.SymInt] = {}
+        self._by_size: dict[sympy.Expr, Any] = {}
 
-    def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
-        if not self.defined.keys() & {a, *tgt.free_symbols}:
-            super()._set_replacement(a, tgt, msg)
+    def replaces(self, symbol: sympy.Symbol, value: sympy.Expr) -> bool:
+        """Names stay what they are defined as."""
+        return not self.defined.keys() & {symbol, *value.free_symbols}
 
     def written_out(self, e: sympy.Expr) -> sympy.Expr:
         """An expression without names, with what the run learned about the symbols of the model."""
@@ -38,7 +38,7 @@ class Sized(ShapeEnv):
         """A size, by its name if it is more than a product."""
         if not isinstance(size, torch.SymInt) or _is_product(size.node.expr):
             return size
-        hint = int(size.node.hint)
+        (hint,) = _hints([size])
         e = size.node.expr.xreplace(self.defined)
         if e not in self._by_size:
             if hint in (0, 1):
@@ -57,7 +57,7 @@ class Sized(ShapeEnv):
                 e = self.written_out(e)
                 if isinstance(e, sympy.Eq) and e.lhs.is_Symbol and e.rhs.is_Add and e.lhs not in e.rhs.free_symbols:
                     self.equal[e.lhs] = e.rhs
-                elif self._maybe_evaluate_static(e) is not None:
+                elif self.decided(e):
                     continue
             found.append(e)
         return found
@@ -114,4 +114,5 @@ def concatenated(tensors: Sequence[Any], dim: int = 0) -> Any:
 
 
 def _hints(sizes: Sequence[Any]) -> list[int]:
-    return [int(n.node.hint) if isinstance(n, torch.SymInt) else int(n) for n in sizes]
+    nodes = (getattr(n, "node", None) for n in sizes)
+    return [int(n) if node is None else int(node.hint) for n, node in zip(sizes, nodes, strict=True)]
