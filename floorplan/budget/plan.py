@@ -6,11 +6,12 @@ The budget counts everything: weights, Adam's two moments, the caller's batch an
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from floorplan.budget import resident
 from floorplan.budget.amount import bytes_of
@@ -77,18 +78,28 @@ def planned(
     known = by_kind(device, CALIBRATION) if machines is None else machines
     graph = traced_source(s) if adapter_rank(s.model) is None else None
     setting = Setting(s, graph, budget, source.batch, loss, known, machines is None)
-    found = _first(setting, plans)
-    report = _report(setting, *found)
+    tried = _first(setting, plans)
+    report = _report(setting, tried)
     if not measured:
         return report
-    report, plan = _measured(report, found[0]), found[0].plan
+    report, plan = _measured(report, tried.model), tried.model.plan
     plain = not (source.weights or source.allow or source.trust or plan.options.train_head)
     grows = isinstance(source.model, str) and plain and plan.method == "memflora"
     return _grown(report, str(source.model), setting) if grows else report
 
 
-def _first(t: Setting, plans: Sequence[Plan]) -> tuple[Model, int, list[Costed], Costed | None]:
-    """The largest rank at which something fits, with all schedules and the choice; else the smallest rank."""
+@dataclass(frozen=True)
+class Tried:
+    """All schedules of a model that were considered, and the fastest that fits."""
+
+    model: Model
+    batch: int
+    found: list[Costed]
+    choice: Costed | None
+
+
+def _first(t: Setting, plans: Sequence[Plan]) -> Tried:
+    """At the largest rank at which something fits; else at the smallest."""
     last, refused = None, None
     for plan in sorted(plans, key=lambda p: -p.options.rank):
         try:
@@ -97,22 +108,22 @@ def _first(t: Setting, plans: Sequence[Plan]) -> tuple[Model, int, list[Costed],
             refused = e
             continue
         last = _tried(t, m)
-        if last[3] is None and (narrow := streamed(m, t)) is not None:
+        if last.choice is None and (narrow := streamed(m, t)) is not None:
             other = _tried(t, narrow)
-            least = smallest(other[0], other[1]).peak < smallest(last[0], last[1]).peak
-            last = other if other[3] is not None or least else last
-        if last[3] is not None or m.plan != plan:
+            least = smallest(narrow, other.batch).peak < smallest(m, last.batch).peak
+            last = other if other.choice is not None or least else last
+        if last.choice is not None or m.plan != plan:
             break
     if last is None:
-        raise refused or FloorplanError("--rank: none was given")
+        assert refused is not None
+        raise refused
     return last
 
 
-def _tried(t: Setting, m: Model) -> tuple[Model, int, list[Costed], Costed | None]:
-    """All schedules of a model, and the fastest that fits."""
+def _tried(t: Setting, m: Model) -> Tried:
     batch = t.batch or largest(m, t.budget)
     found = list(schedules(m.net, batch or 1))
-    return m, batch or 1, found, fastest(m.net, found, m.room(t.budget, batch)) if batch else None
+    return Tried(m, batch or 1, found, fastest(m.net, found, m.room(t.budget, batch)) if batch else None)
 
 
 def _row(m: Model, f: Costed, base: float | None) -> PlanRow:
@@ -137,48 +148,46 @@ def _front(found: Sequence[Costed]) -> list[Costed]:
     return [out[round(i * (len(out) - 1) / (SHOWN - 1))] for i in range(SHOWN)]
 
 
-def _report(t: Setting, m: Model, batch: int, found: list[Costed], choice: Costed | None) -> PlanReport:
-    found_under, references, base = _references(t, m, batch)
-    before = found_under[0].timeline if base is not None else None
-    clocks = [m.net.time_of, *(r.clock for r in found_under)]
-    rows = [_row(m, f, base) for f in _front(found)]
+def _report(t: Setting, tried: Tried) -> PlanReport:
+    m, batch = tried.model, tried.batch
+    references = _references(t, m, batch)
+    full = references[0] if len(references) > 1 else None
+    base = full.seconds if full else None
     options = {
         **m.plan.as_dict(),
         "loss": t.loss,
         "input": [list(v.shape[1:]) for v in t.subject.inputs if isinstance(v, Tensor)],
     }
-    notes = [*t.subject.notes, *([m.net.coupled] if m.net.coupled else [])]
+    clocks = [m.net.time_of, *(r.clock for r in references)]
     report = PlanReport(
         t.subject.name,
         t.budget,
         options,
-        references,
-        tuple(rows),
+        tuple(r.row(base) for r in references),
+        tuple(_row(m, f, base) for f in _front(tried.found)),
         None,
-        before=before,
+        notes=(*t.subject.notes, *([m.net.coupled] if m.net.coupled else [])),
+        before=full.timeline if full else None,
         module=m.gm,
         time_model=error_of([c for c in clocks if isinstance(c, Clock)]),
     )
-    if choice is None:
-        return replace(report, obstacle=_obstacle(t, m, batch), notes=tuple(notes))
-    step, after = exact(m.net, choice)
-    row = _row(m, choice, base)
+    if tried.choice is None:
+        return replace(report, obstacle=_obstacle(t, m, batch))
+    report = _chosen(report, m, tried.choice, base)
+    one_more = one_more_than(m, tried.choice, t.batch is None)
+    return replace(report, one_more=one_more, batches=tuple(_smaller(t, m, batch, base)) if t.batch is None else ())
+
+
+def _chosen(report: PlanReport, m: Model, choice: Costed, base: float | None) -> PlanReport:
+    """With the choice, as an exact fake run has it."""
+    (step, after), row, notes = exact(m.net, choice), _row(m, choice, base), report.notes
     if after.peak != choice.peak:
-        notes.append(f"the closed form gave {choice.peak:,}; an exact fake run gives {after.peak:,}, which stands here")
-        row = replace(row, requested_peak=after.peak)
-    m.gm.meta.setdefault("floorplan", {})["schedule"] = row.schedule.as_dict() if row.schedule else {}
-    rows = sorted({r.program: r for r in [*rows, row]}.values(), key=lambda r: r.requested_peak)
-    name = f"{after.name}, batch {batch}" + (f", rank {m.rank}" if m.rank else "")
-    return replace(
-        report,
-        choice=row,
-        pareto=tuple(rows),
-        notes=tuple(notes),
-        step=step,
-        one_more=one_more_than(m, choice, t.batch is None),
-        after=replace(after, name=name),
-        batches=tuple(_smaller(t, m, batch, base)) if t.batch is None else (),
-    )
+        note = f"the closed form gave {choice.peak:,}; an exact fake run gives {after.peak:,}, which stands here"
+        row, notes = replace(row, requested_peak=after.peak), (*notes, note)
+    m.gm.meta.setdefault("floorplan", {})["schedule"] = step.schedule.as_dict()
+    rows = sorted({r.program: r for r in [*report.pareto, row]}.values(), key=lambda r: r.requested_peak)
+    name = f"{after.name}, batch {choice.batch}" + (f", rank {m.rank}" if m.rank else "")
+    return replace(report, choice=row, pareto=tuple(rows), notes=notes, step=step, after=replace(after, name=name))
 
 
 def _smaller(t: Setting, m: Model, batch: int, base: float | None) -> Iterator[PlanRow]:
@@ -193,34 +202,14 @@ def _smaller(t: Setting, m: Model, batch: int, base: float | None) -> Iterator[P
         size *= 2
 
 
-def _references(t: Setting, m: Model, batch: int) -> tuple[list[Reference], tuple[PlanRow, ...], float | None]:
-    """Full fine-tuning, where the source is there, and the adapted graph, both under autograd; the first's seconds."""
-    found, rows, base = [], list[PlanRow](), None
-    try:
-        full = adapted(t.subject, Plan("full", Options()), False, t.source)[0].gm if t.source else None
-    except FloorplanError:
-        full = None
-    for name, gm, rank in (("full fine-tuning", full, None), ("adapted, autograd, whole batch", m.gm, m.rank)):
-        if gm is None:
-            continue
-        r = reference(t, gm, batch, name)
-        found.append(r)
-        base = r.seconds if gm is full else base
-        state, kept = dict(r.timeline.state), max(r.timeline.kept_live, default=0)
-        rows.append(
-            PlanRow(
-                name,
-                batch,
-                rank,
-                r.timeline.peak,
-                kept,
-                state["model"] + state["optimizer"],
-                state["batch"],
-                r.seconds / base if base else None,
-                round(r.work.macs),
-            )
-        )
-    return found, tuple(rows), base
+def _references(t: Setting, m: Model, batch: int) -> list[Reference]:
+    """Full fine-tuning, where the source is there, and the adapted graph, both under autograd."""
+    graphs: list[tuple[str, fx.GraphModule, int | None]] = [("adapted, autograd, whole batch", m.gm, m.rank)]
+    with suppress(FloorplanError):
+        if t.source is not None:
+            full = adapted(t.subject, Plan("full", Options()), False, t.source)[0].gm
+            graphs.insert(0, ("full fine-tuning", full, None))
+    return [reference(t, gm, batch, name, rank) for name, gm, rank in graphs]
 
 
 def _obstacle(t: Setting, m: Model, batch: int) -> str:

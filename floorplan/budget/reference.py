@@ -7,6 +7,7 @@ from torch import Tensor, fx
 
 from floorplan.budget.clock import Clock, anchored
 from floorplan.budget.model import Setting
+from floorplan.budget.report import PlanRow
 from floorplan.budget.work import Worked, step_work
 from floorplan.graph.untouched import undisturbed
 from floorplan.ledger.fakes import concrete_fakes
@@ -21,6 +22,9 @@ from floorplan.timeline.run import step_timeline
 class Reference:
     """A step under autograd at one batch."""
 
+    name: str
+    batch: int
+    rank: int | None
     timeline: StepTimeline
     work: Worked
     clock: Clock
@@ -30,8 +34,16 @@ class Reference:
         """Predicted time of the step."""
         return self.work.seconds(self.clock)
 
+    def row(self, base: float | None) -> PlanRow:
+        """In the report, its time beside `base` seconds."""
+        line, state = self.timeline, dict(self.timeline.state)
+        kept, model = max(line.kept_live, default=0), state["model"] + state["optimizer"]
+        ratio = self.seconds / base if base else None
+        macs = round(self.work.macs)
+        return PlanRow(self.name, self.batch, self.rank, line.peak, kept, model, state["batch"], ratio, macs)
 
-def reference(t: Setting, gm: fx.GraphModule, batch: int, name: str) -> Reference:
+
+def reference(t: Setting, gm: fx.GraphModule, batch: int, name: str, rank: int | None = None) -> Reference:
     """The step of `batch` samples from a fake run; few real steps may say how this machine runs it."""
     inputs, loss = t.subject.inputs, LOSSES[t.loss]
     fakes = concrete_fakes(gm, inputs)
@@ -57,4 +69,4 @@ def reference(t: Setting, gm: fx.GraphModule, batch: int, name: str) -> Referenc
     line = step_timeline(sized(batch), fake=fakes.on(sized(batch).given), name=f"{name}, batch {batch}")
     with undisturbed(gm):
         clock = anchored(t.machines, work, step) if t.anchors else Clock(t.machines)
-    return Reference(line, work(batch), clock)
+    return Reference(name, batch, rank, line, work(batch), clock)

@@ -1,6 +1,7 @@
 """`floorplan compare`: what every method keeps, holds and multiplies in one step, side by side."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -8,13 +9,14 @@ from torch import fx, nn
 
 from floorplan.cost_models import paper_macs as formulas
 from floorplan.errors import FloorplanError
+from floorplan.graph.trace import Traced
 from floorplan.ledger.inputs import filled
 from floorplan.ledger.losses import LOSSES, loss_named, target_for
 from floorplan.ledger.macs import layers_of, merges_of, own_macs
 from floorplan.ledger.run import Step
 from floorplan.ledger.step_figures import StepFigures, step_figures
 from floorplan.methods.catalogue import METHODS, Options, Plan, method, plans_of
-from floorplan.methods.rewrite import adapted
+from floorplan.methods.rewrite import adapted, traced_source
 from floorplan.methods.subject import Shapes, Source, Subject, subject_of
 from floorplan.render import Report, Table, difference
 from floorplan.text import describe, versions
@@ -120,17 +122,22 @@ def compared(source: Source, plans: Sequence[Plan], batches: Sequence[int], loss
     if (least := min([*batches, *(p.options.rank for p in plans)])) < 1:
         raise FloorplanError(f"--batch, --rank: {least} is not a positive number")
     s = subject_of(replace(source, batch=2))
-    rows = [row for p in plans for row in _of(s, p, list(dict.fromkeys(batches)), loss, measured)]
+    graph = None
+    with suppress(FloorplanError):  # each method says why
+        graph = traced_source(s)
+    rows = [row for p in plans for row in _of(s, graph, p, list(dict.fromkeys(batches)), loss, measured)]
     if not any(r.predicted for r in rows):
         raise FloorplanError(f"{s.name}: no method could be run: {rows[0].refused}")
     return Comparison(s.name, loss, tuple(rows), s.notes)
 
 
-def _of(s: Subject, plan: Plan, batches: Sequence[int], loss: str, measured: bool) -> Iterator[Row]:
+def _of(
+    s: Subject, graph: Traced | None, plan: Plan, batches: Sequence[int], loss: str, measured: bool
+) -> Iterator[Row]:
     m = method(plan.method)
     rows = [Row(m.name, plan.options.rank if m.ranked else None, b) for b in batches]
     try:
-        traced, _ = adapted(s, plan, verified=False)
+        traced, _ = adapted(s, plan, False, graph)
     except FloorplanError as e:
         yield from (replace(row, refused=str(e)) for row in rows)
         return

@@ -27,4 +27,15 @@ def test_a_reference_is_the_step_of_fresh_fakes(loss: str) -> None:
     step = Step(gm, (torch.zeros(5, 3, 16, 16),), target, LOSSES[loss])
     assert found.timeline == step_timeline(step, name="full, batch 5")
     assert found.work == step_work(step) and found.clock == Clock(MACHINES)
+    row = found.row(2 * found.seconds)
+    assert (row.program, row.batch, row.rank, row.requested_peak, row.time_ratio) == (
+        "full",
+        5,
+        None,
+        found.timeline.peak,
+        0.5,
+    )
+    assert (
+        row.total == found.timeline.total and row.macs == round(found.work.macs) and found.row(None).time_ratio is None
+    )
     assert found.seconds == step_work(step).seconds(Clock(MACHINES)) > 0

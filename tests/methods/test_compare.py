@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from torch import nn
 import floorplan
 import floorplan.methods
 from floorplan.errors import FloorplanError
+from floorplan.graph.trace import Traced
 from floorplan.ledger.inputs import filled
+from floorplan.methods import rewrite
 from floorplan.methods.compare import Comparison, compare
 
 torch.manual_seed(0)
@@ -121,3 +124,15 @@ def test_one_method_that_fails_costs_only_its_own_row() -> None:
     found = compare(model, torch.randn(2, 3, 8, 8), methods=("memflora", "memflora-bnr"), batches=(1, 1), sites="all")
     assert [bool(r.refused) for r in found.rows] == [False, True]
     assert "not run: memflora-bnr at rank 2: at batch 1: " in str(found)
+
+
+def test_the_model_is_traced_once_for_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = rewrite.trace, list[nn.Module]()
+
+    def trace(model: nn.Module, *args: Any, **options: Any) -> Traced:
+        calls.append(model)
+        return real(model, *args, **options)
+
+    monkeypatch.setattr(rewrite, "trace", trace)
+    table = compare(pooled(), torch.randn(2, 6, 40), methods=("full", "bias", "memflora"), ranks=(2, 3), batches=(2,))
+    assert [r.refused for r in table.rows] == [""] * 4 and len(calls) == 1
