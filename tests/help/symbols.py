@@ -24,7 +24,7 @@ def fakes(pinned: dict[str, int] | None = None, guards: Iterable[Any] = (), inpu
     """Fakes of a run that turned some symbols into numbers and added guards (in our symbols)."""
     numbers = {THEIRS[n]: sympy.Integer(v) for n, v in (pinned or {}).items()}
     theirs = [g.xreplace({OURS[n]: THEIRS[n] for n in VALUES}) for g in guards]
-    env: Any = SimpleNamespace(replace=lambda e: e.xreplace(numbers), guards=[SimpleNamespace(expr=g) for g in theirs])
+    env: Any = SimpleNamespace(learned=lambda: theirs, written_out=lambda e: e.xreplace(numbers))
     names = {THEIRS[n]: OURS[n] for n in VALUES}
     mode: Any = None
     return Fakes(mode, None, inputs, names, dict(VALUES), {"C1": "a", "C2": "b"}, env)
