@@ -237,3 +237,16 @@ def test_symbolic_layouts_that_are_neither_or_both() -> None:
     for z, sizes in ((turned, dynamic), (one, [dynamic[0], DimDynamic.STATIC, *dynamic[2:]])):
         context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
         assert layout_of(mode.from_tensor(z, symbolic_context=context)) == layout_of(z) == 0
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+def test_another_device_takes_the_path_of_shifts(layout: int) -> None:
+    """The functions behind the ops, on meta tensors: without values, but on no CPU."""
+    z = laid_out(torch.empty(2, 3, 4, 5), layout).to("meta")
+    packed = pack_gate._init_fn(z, 0.0, 1.0, False)
+    gx = apply_gate._init_fn(z, packed, layout, 1.0, 0.0)
+    apply_gate_._init_fn(gx, packed, layout, 0.3, 0.2)
+    fields = pack_fields._init_fn(torch.empty(9, dtype=torch.uint8, device="meta"), 1)
+    back = unpack_fields._init_fn(fields, 9, 1)
+    assert [tuple(t.shape) for t in (packed, gx, fields, back)] == [(15,), (2, 3, 4, 5), (2,), (9,)]
+    assert {t.device.type for t in (packed, gx, fields, back)} == {"meta"} and layout_of(gx) == layout

@@ -1,5 +1,6 @@
 """Pictures of a comparison are written whole, and their parts add up."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from floorplan.methods.compare import Comparison, compare
 from floorplan.methods.pictures import draw, parts
 
 
+@cache
 def found() -> Comparison:
     model = nn.Sequential(nn.Conv1d(6, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 3))
     return compare(model, torch.randn(2, 6, 20), methods=("full", "memflora"), batches=(1, 4))

@@ -1,7 +1,7 @@
 """What is found of a graph once, for all its programs."""
 
 import torch
-from small import Residual
+from small import Inverted, Residual
 from steps import graph_of
 
 from floorplan.ledger.losses import total_of
@@ -9,6 +9,8 @@ from floorplan.step.compile import compile_step, compiled
 from floorplan.step.rules import RULES
 from floorplan.step.schedule import Schedule
 from floorplan.step.studied import studied
+
+X = torch.randn(2, 3, 8, 8)
 
 
 def test_a_graph_is_looked_at() -> None:
@@ -30,3 +32,19 @@ def test_programs_of_one_look_are_those_of_two() -> None:
         step = compiled(s, "sum", schedule)
         assert step.source == compile_step(gm, "sum", x, plan=schedule).source
         assert step.loss is total_of and not step.mean
+
+
+def test_an_inverted_residual_is_looked_at() -> None:
+    gm = graph_of(Inverted().eval(), X, 2, "pointwise")
+    s = studied(gm, (X,))
+    assert [n.name for n in s.nodes] == [n.name for n in gm.graph.nodes if n.op != "get_attr"]
+    assert s.output.op == "output" and s.output not in s.inside and s.values["x"].shape == X.shape
+    assert {n.name for n in s.inside} - s.rules.keys() == {"mean"}  # it runs under autograd
+    assert s.rules["stem"] is RULES["site"] and "x" not in s.learns and {"same_0", "mean"} <= s.learns
+    assert s.crossings["stem"] == "stem" and "same_0" not in s.crossings  # the skip crosses there too
+
+
+def test_the_batch_does_not_matter() -> None:
+    gm = graph_of(Inverted().eval(), X, 2, "pointwise")
+    one, more = studied(gm, (X,)), studied(gm, (torch.randn(5, 3, 8, 8),))
+    assert (one.nodes, one.learns, one.rules, one.crossings) == (more.nodes, more.learns, more.rules, more.crossings)
