@@ -116,7 +116,7 @@ def _region(p: Program, r: RegionSource, imports: dict[str, str]) -> list[str]:
     lines = [line for line in code.src.splitlines() if line.strip()]
     body = lines[next(k for k, line in enumerate(lines) if line.startswith("def forward(")) + 1 :]
     words = set(re.findall(r"\w+", " ".join(body)))
-    for key in sorted(words & code.globals.keys() - {"torch"}):
+    for key in sorted(words & code.globals.keys() - {"torch", "pytree", "fx_pytree"}):  # no code of ours calls these
         arguments.append(f"{key}={_CALLED.get(key) or _imported(p, code.globals[key], imports)}")
     return [f"def {r.name}_nodes({', '.join(['self', *arguments])}):", *body]
 

@@ -75,7 +75,7 @@ LAYERS = [
     ("bottleneck", "gate_", "weight", "rows", "total", "total_", "s0", "s1", "conv_site", "head"),
     ("proj", "b_proj", "n_proj", "q_proj", "z_proj", "g_proj", "r_proj", "k_proj", "t_region_0", "region_0"),
     ("get", "model", "torch", "anchor", "box", "at", "build", "make_step", "self", "Region"),
-    ("print", "tuple", "list", "len", "getattr", "slice", "inf", "device", "nan", "NoneType"),
+    ("print", "tuple", "pytree", "fx_pytree", "getattr", "slice", "inf", "device", "nan", "NoneType"),
     ("match", "kind", "_", "case", "LAYOUT", "SIZES", "forward_0", "backward_0", "head_nodes", "accumulate"),
 ]
 
