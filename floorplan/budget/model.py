@@ -27,7 +27,7 @@ class Setting:
     """What does not change from rank to rank."""
 
     subject: Subject
-    source: Traced | None  # its graph; None if it is adapted already
+    traced: Traced | None  # its graph; None if it is adapted already
     budget: int
     batch: int | None
     loss: str
@@ -63,7 +63,7 @@ def model_at(t: Setting, plan: Plan) -> Model:
     if has is not None and isinstance(s.model, fx.GraphModule):
         gm, plan = s.model, replace(plan, options=replace(plan.options, rank=has))
     else:
-        gm = adapted(s, plan, False, t.source)[0].gm
+        gm = adapted(s, plan, False, t.traced)[0].gm
         gm.meta["floorplan"] = recorded(plan, s.inputs)
     graph = studied(gm, s.inputs)
     target = target_like(graph.values[graph.output.name], s.inputs, t.loss)

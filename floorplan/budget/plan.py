@@ -206,8 +206,8 @@ def _references(t: Setting, m: Model, batch: int) -> list[Reference]:
     """Full fine-tuning, where the source is there, and the adapted graph, both under autograd."""
     graphs: list[tuple[str, fx.GraphModule, int | None]] = [("adapted, autograd, whole batch", m.gm, m.rank)]
     with suppress(FloorplanError):
-        if t.source is not None:
-            full = adapted(t.subject, Plan("full", Options()), False, t.source)[0].gm
+        if t.traced is not None:
+            full = adapted(t.subject, Plan("full", Options()), False, t.traced)[0].gm
             graphs.insert(0, ("full fine-tuning", full, None))
     return [reference(t, gm, batch, name, rank) for name, gm, rank in graphs]
 

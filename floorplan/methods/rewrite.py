@@ -34,14 +34,14 @@ def traced_source(s: Subject) -> Traced:
 
 
 def adapted(
-    s: Subject, plan: Plan, verified: bool, source: Traced | None = None
+    s: Subject, plan: Plan, verified: bool, known: Traced | None = None
 ) -> tuple[Traced, dict[str, list[Site]]]:
-    """Run the method's passes on the traced source, and put the graph in train mode; `source`: if it is there."""
+    """Run the method's passes on the traced source, and put the graph in train mode; `known`: if it is there."""
     if adapter_rank(s.model) is not None:
         raise FloorplanError(f"{s.name}: already adapted; rewrite its source model instead")
     if verified and (bad := next((n for n, p in s.model.named_parameters() if _not_finite(p)), "")):
         raise FloorplanError(f"{s.name}: {bad} holds NaN or infinity, so nothing can be verified; repair it first")
-    traced = source or traced_source(s)
+    traced = known or traced_source(s)
     line = method_named(plan.method).passes(plan.options)
     notes = (*traced.notes, *tied_convs(traced.gm))
     try:

@@ -35,10 +35,10 @@ def test_the_constants_of_a_plan() -> None:
 
 def test_every_rank_starts_from_the_same_traced_source() -> None:
     t = setting(*model_of("residual"))
-    assert t.source is not None
-    before = [n.name for n in t.source.gm.graph.nodes]
+    assert t.traced is not None
+    before = [n.name for n in t.traced.gm.graph.nodes]
     one, two = (model_at(t, replace(TWO, options=Options(rank=r))) for r in (1, 2))
-    assert [n.name for n in t.source.gm.graph.nodes] == before
+    assert [n.name for n in t.traced.gm.graph.nodes] == before
     ranks = [{m.U.shape[1] for m in g.gm.modules() if hasattr(m, "U")} for g in (one, two)]
     assert ranks == [{1}, {2}] and one.state < two.state
 
