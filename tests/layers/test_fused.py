@@ -16,9 +16,11 @@ from saves import drawn
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from floorplan.cost_models.paper_macs import Macs
 from floorplan.graph.fold import to_affine, to_site
 from floorplan.layers.fused import PROJECTIONS, ChannelAffine, FusedConv
 from floorplan.layers.geometry import geometry_of
+from floorplan.layers.lowrank import merge, project
 from floorplan.ledger.fakes import concrete_fakes
 
 RANK = 2
@@ -510,3 +512,31 @@ def test_the_gradient_of_q_is_kept_for_a_replay_if_asked_for(captures: bool) -> 
     merged = F.conv2d(x, site.weight, site.bias, padding=1) + F.conv2d(q, u_of(site), padding=1)
     (want,) = torch.autograd.grad(merged.relu().square().sum(), q)
     torch.testing.assert_close(site.gq, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("conv", [nn.Conv2d(4, 6, 3, groups=2), nn.ConvTranspose2d(4, 6, 3, groups=2)], ids=str)
+def test_what_a_site_says_of_its_factors(conv: Any) -> None:
+    site = adapted(conv.double(), randomize(nn.BatchNorm2d(6)).double().eval(), nn.ReLU6())
+    x = drawn(2, 4, 5, 5)
+    assert site.axes() == {"P": ".rC", "U": ".rC" if site.geo.transposed else "Cr"}
+    assert torch.equal(site.bottleneck(x), project(x, site.P, site.geo)) and to_site(conv).bottleneck(x) is None
+    close(site.source_delta(), merge(torch.zeros_like(site.weight), site.U, site.P, None, site.geo))
+    act = site.plain_form().act
+    assert type(act) is nn.ReLU6 and act.inplace is False
+    site.plain = True
+    z = site(x)
+    assert z.requires_grad and float(z.min()) >= 0
+
+
+@pytest.mark.parametrize(
+    "conv,x,y,want",
+    [
+        (nn.Conv2d(4, 6, 3), (1, 4, 5, 7), (1, 6, 3, 5), (216 * 15, 8 * 35, 108 * 15 - 8 * 35, 2 * 216)),
+        (nn.Conv2d(4, 6, 1, 2), (1, 4, 5, 7), (1, 6, 3, 4), (24 * 12, 8 * 12, 12 * 12 - 8 * 12, 2 * 24)),
+        (nn.ConvTranspose2d(4, 6, 2, 2), (1, 4, 5, 7), (1, 6, 10, 14), (96 * 35, 8 * 35, 48 * 35 - 8 * 35, 2 * 96)),
+    ],
+    ids=str,
+)
+def test_what_a_site_multiplies(conv: nn.Module, x: Any, y: Any, want: tuple[int, ...]) -> None:
+    assert to_site(conv).macs(x, y) == Macs(want[0])
+    assert adapted(conv, None, None).macs(x, y) == Macs(*want)
