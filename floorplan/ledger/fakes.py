@@ -47,7 +47,7 @@ class Fakes:
     values: dict[str, int]  # our name -> the size the user gave
     layers: dict[str, str]  # width name -> the layer that shows it first
     env: Sized | None
-    batch: int  # the number that stands for B in a symbolic run
+    batch: int = 0  # the number that stands for B in a symbolic run
 
     def forward(self) -> Any:
         """What the model returns, without autograd."""
@@ -64,7 +64,7 @@ def concrete_fakes(gm: nn.Module, inputs: Sequence[Any]) -> Fakes:
     mode = FakeTensorMode()
     twin = clone_structure(gm)
     replace_tensors(twin, lambda name, t, m: mode.from_tensor(t.detach(), static_shapes=True))
-    return Fakes(mode, twin, (), {}, {}, {}, None, 0).on(inputs)
+    return Fakes(mode, twin, (), {}, {}, {}, None).on(inputs)
 
 
 def _fake_input(mode: FakeTensorMode, t: Any) -> Any:
