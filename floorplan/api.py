@@ -20,7 +20,7 @@ from floorplan.ledger.report import CheckReport
 from floorplan.methods.catalogue import Options, Plan, recorded
 from floorplan.methods.catalogue import method as method_named
 from floorplan.methods.report import RewriteReport
-from floorplan.methods.rewrite import adapted
+from floorplan.methods.rewrite import Known, adapted
 from floorplan.methods.subject import Shapes, Source, Subject, read_adapted, subject_of
 from floorplan.methods.verify import same_outputs
 from floorplan.step.graph import crossings, ordered
@@ -76,16 +76,23 @@ def checked(
                 raise FloorplanError(
                     f"{s.name}: adapted at rank {has}, not {rank}; leave --rank out to check it as it is"
                 )
-            return replace(_report(s, trace(s.model, s.inputs), s.model, measured, autocast), rank=has)
-        traced, log = adapted(s, plan, verified=False)
-        found = _report(s, traced, traced.gm, measured, autocast)
-        return replace(found, subject="rewritten", rank=rank, log=log, method=plan.method)
+            traced = trace(s.model, s.inputs)
+            return replace(
+                _report(s, traced, s.model, measured, _found(s, traced, s.model, autocast), autocast), rank=has
+            )
+        traced, log = adapted(s, plan, verified=False, structure=not measured)
+        found = _found(s, traced, traced.gm, autocast)
+        report = _report(s, traced, traced.gm, measured, found, autocast)
+        return replace(report, subject="rewritten", rank=rank, log=log, method=plan.method)
+
+
+def _found(s: Subject, traced: Traced, real: nn.Module, autocast: torch.dtype | None = None) -> Analysis:
+    return analyze(traced.gm, s.inputs, opaque=traced.opaque, autocast=autocast, real=real)
 
 
 def _report(
-    s: Subject, traced: Traced, real: nn.Module, measured: bool, autocast: torch.dtype | None = None
+    s: Subject, traced: Traced, real: nn.Module, measured: bool, found: Analysis, autocast: torch.dtype | None = None
 ) -> CheckReport:
-    found = analyze(traced.gm, s.inputs, opaque=traced.opaque, autocast=autocast, real=real)
     return CheckReport(
         name=s.name,
         inputs=tuple(tuple(t.shape) for t in s.inputs if isinstance(t, Tensor)),
@@ -140,15 +147,18 @@ def rewritten(
 ) -> Rewritten:
     """`rewrite` of a request; a plan.json goes before what is chosen here."""
     s = subject_of(source)
-    before, schedule = _report(s, trace(s.model, s.inputs), s.model, measured), None
+    both = trace(s.model, s.inputs, both_modes=True)
+    own = both.own or trace(s.model, s.inputs)
+    found = _found(s, own, s.model)
+    before, schedule = _report(s, own, s.model, measured, found), None
     if plan is not None:
         document = read_plan(plan)
         chosen, schedule = Plan.of(options_in(document)), schedule_in(document)
-    traced, log = adapted(s, chosen, verified=True)
+    traced, log = adapted(s, chosen, True, Known(both, found))
     for name in [n for n, _ in (schedule or {}).get("stages", ())]:
         if name not in {n.name for n, _ in crossings(ordered(traced.gm))}:
             raise FloorplanError(f"--plan: {name} is no place to cut {s.name}; the plan is of another model")
-    after = _report(s, traced, traced.gm, measured)
+    after = _report(s, traced, traced.gm, measured, _found(s, traced, traced.gm))
     after = replace(after, subject="rewritten", rank=chosen.options.rank, log=log, method=chosen.method)
     traced.gm.meta["floorplan"] = recorded(chosen, s.inputs) | ({"schedule": schedule} if schedule else {})
     return Rewritten(traced.gm, RewriteReport(before, after, chosen.as_dict()))

@@ -61,19 +61,25 @@ def _twin(gm: fx.GraphModule) -> fx.GraphModule:
 Check = Callable[[Pass, fx.GraphModule, fx.GraphModule], None]
 
 
-def rewrite(gm: fx.GraphModule, passes: Sequence[Pass], check: Check) -> tuple[fx.GraphModule, dict[str, list[Site]]]:
-    """Run `passes` in order on a copy of `gm`; `check(pass, before, after)` raises on a fault."""
+def rewrite(
+    gm: fx.GraphModule, passes: Sequence[Pass], check: Check, copied: bool = True
+) -> tuple[fx.GraphModule, dict[str, list[Site]]]:
+    """Run `passes` in order on a copy of `gm`; `check(pass, before, after)` raises on a fault.
+
+    copied: the result shares no memory with `gm`, which is never written into either way.
+    """
     log: dict[str, list[Site]] = {}
-    gm = _copy(gm) if passes else gm
+    gm = checked = _copy(gm) if passes and copied else gm
     for p in passes:
-        before, gm = gm, _twin(gm)
+        gm = _twin(gm)
         try:
             sites = list(p.run(gm))
             _drop_leftovers(gm)
             gm.graph.lint()
             gm.recompile()
             if any(not s.refused for s in sites):
-                check(p, before, gm)
+                check(p, checked, gm)
+                checked = gm
         except Exception as e:
             if isinstance(e, FloorplanError) and not isinstance(e, PassError):
                 raise  # an option that does not fit is the user's, not a fault of the pass

@@ -37,6 +37,7 @@ class Traced:
     notes: tuple[str, ...] = ()  # assumptions and losses, one line each
     opaque: dict[str, str] = field(default_factory=dict)  # module path -> why it is one node
     lines: dict[str, str] = field(default_factory=dict)  # node name -> "file.py:123"
+    own: "Traced | None" = None  # with both modes: the graph of the mode that the model is in
 
 
 def trace(model: nn.Module, inputs: Sequence[Any], *, both_modes: bool = False) -> Traced:
@@ -58,8 +59,9 @@ def trace(model: nn.Module, inputs: Sequence[Any], *, both_modes: bool = False) 
     finally:
         for m, flag in flags.items():
             m.training = flag
-    if traced.opaque.get(ROOT) is None or traced.gm.get_submodule(ROOT) is not model:
-        complete(traced.gm, model)
+    for found in (traced, traced.own):
+        if found is not None and (found.opaque.get(ROOT) is None or found.gm.get_submodule(ROOT) is not model):
+            complete(found.gm, model)
     return traced
 
 
@@ -72,7 +74,7 @@ def _exported(model: nn.Module) -> bool:
 def _both(model: nn.Module, inputs: Sequence[Any], flags: set[bool]) -> Traced:
     base = _once(model, inputs) if len(flags) > 1 else None
     runs: dict[bool, Traced] = {}
-    failed = ""
+    mode_now, failed = next(iter(flags), True), ""
     for mode in (True, False):
         model.train(mode)
         try:
@@ -82,20 +84,27 @@ def _both(model: nn.Module, inputs: Sequence[Any], flags: set[bool]) -> Traced:
                 raise
             failed = str(e)
     if not failed:
-        base = base or runs[flags.pop() if flags else True]
+        base = base or runs[mode_now]
         places = list(_differences(runs[True].gm.graph, runs[False].gm.graph))
         other = list(_differences(base.gm.graph, runs[False].gm.graph))
         failed = next((p.fact for p in places + other if p.fact), "")
         if not failed:
+            as_is = _copied(base) if places else base
             nodes = list(base.gm.graph.nodes)
             for p in places:
                 _follow(base.gm, nodes[p.index], p)
             notes = dict.fromkeys(n for t in (base, *runs.values()) for n in t.notes)
             opaque = {k: v for t in (*runs.values(), base) for k, v in t.opaque.items()}
-            return Traced(base.gm, tuple(notes), opaque, base.lines)
+            return Traced(base.gm, tuple(notes), opaque, base.lines, as_is)
     note = f"forward differs between train and eval mode (first difference: {failed})"
     was = runs[False]
-    return replace(was, notes=(*was.notes, f"{note}; the eval-mode graph is used"))
+    own = base or runs.get(mode_now)
+    return replace(was, notes=(*was.notes, f"{note}; the eval-mode graph is used"), own=own)
+
+
+def _copied(traced: Traced) -> Traced:
+    """The same graph on the same modules, to be left as it is."""
+    return replace(traced, gm=fx.GraphModule(traced.gm, copy.deepcopy(traced.gm.graph), type(traced.gm).__name__))
 
 
 @dataclass(frozen=True)

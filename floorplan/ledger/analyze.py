@@ -1,5 +1,6 @@
 """Predict one graph's step: the symbolic ledger with its proof, and exact figures at the sizes asked for."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -28,6 +29,9 @@ class Analysis:
     proof: Proof
     figures: Figures
     notes: tuple[str, ...]
+    follows: bool = False  # the graph was seen to save what the model itself does
+    trains: bool = False  # the model's own step was seen to run to its end
+    any_batch: bool = False  # the batch is a symbol in all that was proved
 
 
 def analyze(
@@ -46,29 +50,44 @@ def analyze(
     opaque = opaque or {}
     own = real is not None and not isinstance(real, fx.GraphModule)
     gm = _making_constants(gm) if own else gm
-    step = Step(gm, tuple(inputs), backward=backward, autocast=autocast)
+    step, tensors = Step(gm, tuple(inputs), backward=backward, autocast=autocast), list(tensors_in(tuple(inputs)))
+    kept = _own(real, step.forward, HOOKS) if own else None
+    plain = _own(real, step, Watch()) if kept is not None else None
+    trains = plain is not None and backward
+    if kept is not None and plain is not None:  # its own two runs agree, and the symbolic one agrees with them
+        exact = figures(cast(nn.Module, real), kept, plain, tensors)
+        if exact.saved == exact.saved_census and not any(s.hidden for s in kept.saved):
+            if (proved := _proved(step, kept, opaque)) is not None:
+                return Analysis(proved[0], exact, proved[1], True, trains, _any_batch(proved[0]))
     fakes = concrete_fakes(gm, inputs)
     state = real if real is not None and own else fakes.gm
     try:
         hooked = run(step.forward, HOOKS, fakes)
     except ReadsValues as e:
         return _counted(gm, inputs, opaque, autocast, gm if real is None else real, str(e))
-    plain = _own_step(real, inputs, autocast, backward=backward) if own else None
     try:
         plain = plain or run(step, Watch(), fakes)
     except TraceError as e:
         raise TraceError(overwritten(gm, inputs) or str(e)) from e
-    exact = figures(state, hooked, plain, list(tensors_in(tuple(inputs))))
-    proof, notes = _proof(gm, inputs, hooked, opaque, autocast)
-    kept = _own_step(real, inputs, autocast, hooks=True) if own else None
-    if kept is not None and (ledger_of(kept) != ledger_of(hooked) or exact.saved_census != exact.saved):
-        exact = figures(state, kept, plain, list(tensors_in(tuple(inputs))))
+    exact = figures(state, hooked, plain, tensors)
+    failures: list[str] = []
+    proof, notes = _proved(step, hooked, opaque, failures) or (
+        _unproven(gm, inputs, hooked, opaque, failures),
+        (f"not proved: {failures[-1]}",),
+    )
+    follows = kept is None or ledger_of(kept) == ledger_of(hooked)
+    if kept is not None and (not follows or exact.saved_census != exact.saved):
+        exact = figures(state, kept, plain, tensors)
         if any(s.hidden for s in kept.saved):
             proof, notes = _with_stored_aside(proof, gm, inputs, kept), (*notes, ASIDE)
-        if ledger_of(kept) != ledger_of(hooked):
+        if not follows:
             proof = replace(proof, verdict=UNPROVEN if proof.verdict == AT_FLOOR else proof.verdict)
             notes = (*notes, OTHER)
-    return Analysis(proof, exact, notes)
+    return Analysis(proof, exact, notes, follows, trains, not failures and _any_batch(proof))
+
+
+def _any_batch(proof: Proof) -> bool:
+    return not any(a.startswith("B = ") for a in proof.assumptions)
 
 
 def ledger_of(run: Run) -> list[tuple[str, int]]:
@@ -78,10 +97,9 @@ def ledger_of(run: Run) -> list[tuple[str, int]]:
 
 def follows(gm: fx.GraphModule, inputs: Sequence[Any], real: nn.Module) -> bool:
     """Whether the graph saves what the module itself does; True where the module cannot run on fakes."""
-    own = _own_step(real, inputs, None, hooks=True)
-    return own is None or ledger_of(own) == ledger_of(
-        observe(Step(_making_constants(gm), tuple(inputs)).forward, HOOKS)
-    )
+    step = Step(_making_constants(gm), tuple(inputs)).forward
+    own = _own(real, step, HOOKS)
+    return own is None or ledger_of(own) == ledger_of(observe(step, HOOKS))
 
 
 OTHER = "the model itself keeps other tensors than its traced graph: a branch of its forward was traced another way"
@@ -138,41 +156,38 @@ def _with_stored_aside(proof: Proof, gm: fx.GraphModule, inputs: Sequence[Any], 
     return replace(proof, entries=proof.entries + more, verdict=verdict)
 
 
-def _own_step(
-    real: nn.Module | None,
-    inputs: Sequence[Any],
-    autocast: torch.dtype | None,
-    *,
-    hooks: bool = False,
-    backward: bool = False,
-) -> Run | None:
+def _own(real: nn.Module | None, step: Step, watch: Watch) -> Run | None:
     """The step of a module itself: its Python frames hold tensors that the graph lets go earlier."""
     try:
         with no_memory(cast(nn.Module, real)):
-            step = Step(cast(nn.Module, real), tuple(inputs), backward=backward, autocast=autocast)
-            return run(step, Watch(hooks=hooks))
+            return run(replace(step, model=cast(nn.Module, real)), watch)
     except Exception:  # it reads values, or cannot be copied: its graph stands for it
         return None
 
 
-def _proof(
-    gm: fx.GraphModule, inputs: Sequence[Any], hooked: Run, opaque: Mapping[str, str], autocast: torch.dtype | None
-) -> tuple[Proof, tuple[str, ...]]:
-    """The first symbolic run whose ledger agrees with the exact one; sizes get less symbolic in turn."""
-    failures: list[str] = []
-    for positions in ("primes", "exact", "fixed"):
-        fakes = symbolic_fakes(gm, inputs, Sizes(positions))
+def _proved(
+    step: Step, exact: Run, opaque: Mapping[str, str], failures: list[str] | None = None
+) -> tuple[Proof, tuple[str, ...]] | None:
+    """The first symbolic run whose ledger agrees with the exact one; sizes get less symbolic in turn.
+
+    The batch of the symbolic run is first one for which kernels may be chosen otherwise: formulas that agree
+    there with the exact run hold on both sides of such a guard.
+    """
+    failures = [] if failures is None else failures
+    for positions, across in itertools.product(("primes", "exact", "fixed"), (True, False)):
+        fakes = symbolic_fakes(step.model, step.inputs, Sizes(positions, across))
         try:
-            seen = run(Step(gm, tuple(inputs), autocast=autocast).forward, HOOKS, fakes)
+            seen = run(step.forward, HOOKS, fakes)
         except TraceError as e:
             failures.append(str(e))
             continue
-        proof = _with_exact_sizes(prove(gm, fakes, seen, opaque), hooked)
-        if (where := _first_difference(proof, hooked)) is None:
-            proof = try_other_sides(gm, inputs, proof, autocast)
-            return proof, tuple(_position_notes(positions, proof))
+        proof = _with_exact_sizes(prove(cast(fx.GraphModule, step.model), fakes, seen, opaque), exact)
+        if across and not _any_batch(proof):
+            continue
+        if (where := _first_difference(proof, exact)) is None:
+            return try_other_sides(step, proof, fakes.batch), tuple(_position_notes(positions, proof))
         failures.append(f"the symbolic ledger differs from the exact one at {where}")
-    return _unproven(gm, inputs, hooked, opaque, failures), (f"not proved: {failures[-1]}",)
+    return None
 
 
 def _with_exact_sizes(proof: Proof, hooked: Run) -> Proof:
@@ -183,7 +198,7 @@ def _with_exact_sizes(proof: Proof, hooked: Run) -> Proof:
     entries = []
     for e, s in zip(proof.entries, exact, strict=True):
         n = int(s.nbytes)
-        if is_workspace(s) and s.node == e.node:
+        if is_workspace(s) and s.node in (e.node, ""):
             e = replace(e, shape=(str(n),), nbytes=n, tensor_bytes=n, expr=str(n), size=sympy.Integer(n))
         elif e.owner != "kept" and e.nbytes != n:  # a caller's view of a larger storage
             e = replace(e, nbytes=n, expr=str(n), size=sympy.Integer(n))
@@ -216,15 +231,16 @@ def overwritten(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     )
 
 
-def _first_difference(proof: Proof, hooked: Run) -> str | None:
-    """The first node at which the evaluated symbolic ledger and the exact one disagree."""
-    exact = [s for s in hooked.saved if int(s.nbytes)]
-    for e, s in zip(proof.entries, exact, strict=False):
-        same = (e.node, e.owner) == (s.node, s.owner)
+def _first_difference(proof: Proof, exact: Run) -> str | None:
+    """The first tensor at which the evaluated symbolic ledger and an exact one disagree; a module names no nodes."""
+    found = [s for s in exact.saved if int(s.nbytes)]
+    numbers: dict[int, int] = {}
+    for e, s in zip(proof.entries, found, strict=False):
+        same = e.owner == s.owner and s.node in (e.node, "") and numbers.setdefault(e.storage, s.storage) == s.storage
         if not same or (e.owner == "kept" and e.nbytes != int(s.nbytes)):
             return f"{s.node} ({e.node}: {e.nbytes} bytes for {int(s.nbytes)})"
-    if len(proof.entries) != len(exact):
-        return f"the end: {len(proof.entries)} tensors for {len(exact)}"
+    if len(proof.entries) != len(found):
+        return f"the end: {len(proof.entries)} tensors for {len(found)}"
     return None
 
 

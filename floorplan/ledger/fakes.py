@@ -14,14 +14,14 @@ from typing import Any
 
 import sympy
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-from floorplan.graph.copies import clone_structure, own_tensors
+from floorplan.graph.copies import clone_structure, own_tensors, replace_tensors
 from floorplan.layers.adapter import adapters
 from floorplan.ledger.kernels import quiet_fakes
 from floorplan.ledger.sizes import Sized
-from floorplan.torch_doors import ConstantSource, ConvNd, FakeTensorMode, buffers_of, parameters_of, tree_map
+from floorplan.torch_doors import ConstantSource, ConvNd, FakeTensorMode, tree_map
 
 DUCK, STATIC, DYNAMIC = DimDynamic.DUCK, DimDynamic.STATIC, DimDynamic.DYNAMIC
 AXES = {1: ("T0",), 2: ("H0", "W0"), 3: ("D0", "H0", "W0")}
@@ -32,6 +32,7 @@ class Sizes:
     """How the run's sizes are chosen: positions as symbols near the real ones, equal to them, or fixed."""
 
     positions: str  # "primes", "exact" or "fixed"
+    across: bool = False  # the batch lies on the other side of 16, where torch chooses kernels
     taken: frozenset[int] = frozenset()  # sizes that no hint may have
 
 
@@ -46,6 +47,7 @@ class Fakes:
     values: dict[str, int]  # our name -> the size the user gave
     layers: dict[str, str]  # width name -> the layer that shows it first
     env: Sized | None
+    batch: int = 0  # the number that stands for B in a symbolic run
 
     def forward(self) -> Any:
         """What the model returns, without autograd."""
@@ -61,7 +63,7 @@ def concrete_fakes(gm: nn.Module, inputs: Sequence[Any]) -> Fakes:
     """Fakes of exactly these sizes on the model's own device: nothing symbolic."""
     mode = FakeTensorMode()
     twin = clone_structure(gm)
-    _replace(twin, lambda name, t, m: mode.from_tensor(t.detach(), static_shapes=True))
+    replace_tensors(twin, lambda name, t, m: mode.from_tensor(t.detach(), static_shapes=True))
     return Fakes(mode, twin, (), {}, {}, {}, None).on(inputs)
 
 
@@ -70,23 +72,6 @@ def _fake_input(mode: FakeTensorMode, t: Any) -> Any:
         return t
     fake = mode.from_tensor(t.detach(), static_shapes=True)
     return fake.requires_grad_(t.requires_grad)
-
-
-def _replace(gm: nn.Module, make: Any) -> None:
-    """Replace every parameter and buffer by make(name, tensor, module), ties kept."""
-    memo: dict[int, Tensor] = {}
-    for path, m in gm.named_modules():
-        stores: tuple[dict[str, Any], ...] = (parameters_of(m), buffers_of(m))
-        for store in stores:
-            for key, t in store.items():
-                if t is None:
-                    continue
-                if id(t) not in memo:
-                    fake = make(f"{path}.{key}", t, m)
-                    if isinstance(t, nn.Parameter):
-                        fake = nn.Parameter(fake, requires_grad=t.requires_grad)
-                    memo[id(t)] = fake
-                store[key] = memo[id(t)]
 
 
 def _primes_from(n: int, used: set[int]) -> int:
@@ -114,7 +99,8 @@ class _Symbolic:
         named = ((a.get_submodule(n.rpartition(".")[0]), n, of) for _, a in adapters(gm) for n, of in a.axes().items())
         self.axes = {id(getattr(m, n.rpartition(".")[2])): of for m, n, of in named}
         self.rank_hint = _primes_from(11, self.used)
-        self.batch_hint = _primes_from(11 if batch < 16 else 23, self.used)
+        near, far = (11, 17) if batch < 16 else (23, 11)
+        self.batch_hint = _primes_from(far if sizes.across else near, self.used)
 
     def fake(self, name: str, shape: Sequence[int], like: Tensor, dims: Sequence[Any]) -> Tensor:
         if list(shape) == list(like.shape):
@@ -186,17 +172,17 @@ def _all_tensors(gm: nn.Module) -> list[Tensor]:
     return [t for m in gm.modules() for t in own_tensors(m)]
 
 
-def symbolic_fakes(gm: fx.GraphModule, inputs: Sequence[Any], sizes: Sizes, device: str | None = None) -> Fakes:
+def symbolic_fakes(gm: Any, inputs: Sequence[Any], sizes: Sizes, device: str | None = None) -> Fakes:
     """Fakes with symbolic sizes on `device` (None: where the model lives)."""
     batch = next((t.shape[0] for t in inputs if isinstance(t, Tensor) and t.dim()), 1)
     taken = frozenset(t.shape[1] for t in inputs if isinstance(t, Tensor) and t.dim() > 1)
     s = _Symbolic(gm, replace(sizes, taken=taken), device, batch)
     twin = clone_structure(gm)
     names = iter(n.name for n in twin.graph.nodes if n.op == "placeholder")
-    _replace(twin, s.state)
+    replace_tensors(twin, s.state)
     fake = tuple(tree_map(lambda t, n=name: s.input(n, t), v) for name, v in zip(names, inputs, strict=False))
     _symbolic_groups(twin)
-    return Fakes(s.mode, twin, fake, s.names, s.values, s.layers, s.env)
+    return Fakes(s.mode, twin, fake, s.names, s.values, s.layers, s.env, s.batch_hint)
 
 
 def _symbolic_groups(gm: nn.Module) -> None:

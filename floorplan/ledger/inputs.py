@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.layers.layer import Adapter
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.torch_doors import ConvNd, tree_map, wants_values
+from floorplan.trees import tensors_in
 
 POSITIONS: dict[int, tuple[tuple[int, ...], ...]] = {
     1: tuple((n,) for n in (128, 60, 64, 100, 200, 256, 300, 500, 512, 1000, 1024, 4096, 16000)),
@@ -69,27 +70,38 @@ def _spatial(m: Any) -> int:
 
 def _accepts(model: nn.Module, shapes: Sequence[Sequence[int]]) -> bool:
     """Whether a batch of two of these shapes goes through the model, as far as fake tensors tell."""
+    return _takes(model, make_inputs(model, shapes, 2))
+
+
+def _takes(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
     try:
-        concrete_fakes(model, make_inputs(model, shapes, 2)).forward()
+        concrete_fakes(model, inputs).forward()
     except Exception as e:  # whatever a model raises, it does not accept this size
         return wants_values(e)
     return True
 
 
-def smaller_inputs(gm: fx.GraphModule, inputs: Sequence[Any], side: int = 64) -> tuple[Any, ...]:
+def smaller_inputs(gm: nn.Module, inputs: Sequence[Any], side: int = 64) -> tuple[Any, ...]:
     """Inputs for verification: batch 2 and positions of at most `side`, if the graph accepts them."""
-    tensors = [t for t in inputs if isinstance(t, Tensor)]
-    if len(tensors) != len(inputs):
-        return tuple(inputs)
-    like = [t for t in tensors if t.is_floating_point()]
-    if len(like) != len(tensors) or any(t.dim() < 2 for t in tensors):
-        return tuple(inputs)
-    if not _accepts(gm, [tuple(t.shape[1:]) for t in tensors]):
+    whole, small = (
+        _of_two(gm, inputs, max((t.numel() for t in tensors_in(tuple(inputs))), default=0)),
+        shrunk(gm, inputs, side),
+    )
+    if whole is None or not _takes(gm, whole):
         return tuple(inputs)  # its first axis is no batch, or comes in whole groups
-    small = [(t.shape[1], *(min(n, side) for n in t.shape[2:])) for t in tensors]
-    if len(tensors) == 1 and _accepts(gm, small[:1]):
-        return make_inputs(gm, small, 2)
-    return make_inputs(gm, [tuple(t.shape[1:]) for t in tensors], 2)
+    return small if small is not None and _takes(gm, small) else whole
+
+
+def shrunk(gm: nn.Module, inputs: Sequence[Any], side: int = 64) -> tuple[Any, ...] | None:
+    """One input with batch 2 and positions of at most `side`, which nobody has tried; None for others."""
+    return _of_two(gm, inputs, side) if len(inputs) == 1 else None
+
+
+def _of_two(gm: nn.Module, inputs: Sequence[Any], side: int) -> tuple[Any, ...] | None:
+    """Two random samples of these maps, cut to `side`; None where some input is no floating-point map."""
+    if not all(isinstance(t, Tensor) and t.is_floating_point() and t.dim() >= 2 for t in inputs):
+        return None
+    return make_inputs(gm, [(t.shape[1], *(min(n, side) for n in t.shape[2:])) for t in inputs], 2)
 
 
 def filled(inputs: Sequence[Any], batch: int) -> tuple[Any, ...]:

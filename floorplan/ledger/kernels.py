@@ -11,7 +11,7 @@ from torch import Tensor
 
 from floorplan.layers.activations import ACTIVATIONS
 from floorplan.ledger.recurrent import LAYER, LAYER_BACKWARD, two_bias_gradients, with_workspace
-from floorplan.ledger.sizes import concatenated, with_names
+from floorplan.ledger.sizes import concatenated, viewed, with_names
 from floorplan.torch_doors import (
     BATCH_NORMS,
     FakeTensor,
@@ -131,6 +131,7 @@ _CORRECTIONS: dict[Any, Callable[[Sequence[Any], Any], Any]] = {
 
 _POINTWISE = frozenset(name for a in ACTIVATIONS.values() for name in a.kernels.split())
 _IN_PLACE = frozenset(f"{name}_" for name in _POINTWISE | {"zero"})
+_VIEWS = (_aten.view.default, _aten.reshape.default)
 
 
 def _shortcut(func: Any, args: Sequence[Any]) -> Any:
@@ -164,6 +165,7 @@ def as_really_run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 
 def _really(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    args = viewed(args) if func in _VIEWS else args
     out = _shortcut(func, args) if not kwargs else None
     out = func(*args, **kwargs) if out is None else out
     if (fix := _CORRECTIONS.get(func)) is not None and any(isinstance(t, FakeTensor) for t in tree_iter(out)):

@@ -4,13 +4,11 @@ A guard such as B < 16 (a kernel choice) says that the symbolic run saw one side
 with a batch on the other side must keep what the formulas say there; then nothing was assumed.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import sympy
-import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from floorplan.errors import TraceError
 from floorplan.ledger.criterion import AT_FLOOR, UNPROVEN, Proof, evaluate
@@ -21,41 +19,45 @@ CANDIDATES = (3, 5, 17, 33, 65, 129)
 B = sympy.Symbol("B", positive=True, integer=True)
 
 
-def try_other_sides(gm: fx.GraphModule, inputs: Sequence[Any], proof: Proof, autocast: torch.dtype | None) -> Proof:
-    """The proof, with each batch assumption marked as tried, or kept as it stands."""
-    said, verdict = [], proof.verdict
+def try_other_sides(step: Step, proof: Proof, ran: int) -> Proof:
+    """The proof, with each batch assumption marked as tried, or kept as it stands.
+
+    ran: the batch of the symbolic run. Where that lies on the other side, the exact run that agreed was the try.
+    """
+    said, verdict, asked = [], proof.verdict, proof.symbols.get("B", ran)
     for text in proof.assumptions:
-        batch = _other_batch(text)
-        if batch is None:
+        guard = _about_batch(text)
+        other = None if guard is None else next((n for n in CANDIDATES if guard.subs(B, n) == sympy.false), None)
+        if guard is not None and guard.subs(B, asked) == sympy.false:
+            said.append(f"{~guard} (tried at B = {ran} too: the same tensors, the same formulas)")
+        elif other is None:
             said.append(text)
-        elif _agrees(gm, inputs, proof, batch, autocast):
-            said.append(f"{text} (tried at B = {batch} too: the same tensors, the same formulas)")
+        elif _agrees(step, proof, other):
+            said.append(f"{text} (tried at B = {other} too: the same tensors, the same formulas)")
         else:
-            said.append(f"{text}; at B = {batch} other tensors are kept: check that batch by itself")
+            said.append(f"{text}; at B = {other} other tensors are kept: check that batch by itself")
             verdict = UNPROVEN if verdict == AT_FLOOR else verdict
     return replace(proof, assumptions=tuple(said), verdict=verdict)
 
 
-def _other_batch(text: str) -> int | None:
-    """A batch size for which an assumption about B alone is false."""
+def _about_batch(text: str) -> Any:
+    """An assumption about B alone as a relation; None for any other."""
     try:
         guard = sympy.sympify(text, locals={"B": B})
     except (sympy.SympifyError, SyntaxError, TypeError, AttributeError):
         return None
-    if getattr(guard, "free_symbols", None) != {B} or not isinstance(guard, sympy.core.relational.Relational):
-        return None
-    return next((n for n in CANDIDATES if guard.subs(B, n) == sympy.false), None)
+    about = getattr(guard, "free_symbols", None) == {B} and isinstance(guard, sympy.core.relational.Relational)
+    return guard if about else None
 
 
-def _agrees(gm: fx.GraphModule, inputs: Sequence[Any], proof: Proof, batch: int, autocast: torch.dtype | None) -> bool:
+def _agrees(step: Step, proof: Proof, batch: int) -> bool:
     def resized(t: Any) -> Any:
         if not isinstance(t, Tensor) or not t.dim():
             return t
         return t.detach().new_empty((batch, *t.shape[1:])).requires_grad_(t.requires_grad)
 
-    step = Step(gm, tree_map(resized, tuple(inputs)), autocast=autocast)
     try:
-        found = run(step.forward, Watch(hooks=True))
+        found = run(replace(step.forward, inputs=tree_map(resized, step.inputs)), Watch(hooks=True))
     except TraceError:
         return False
     exact = sum({s.storage: int(s.nbytes) for s in found.saved if s.owner == "kept"}.values())

@@ -8,6 +8,7 @@ maps it concatenates. Written out, a size of the last layer would be multiplied 
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, cast
 
 import sympy
@@ -35,13 +36,19 @@ class Sized(SymbolEnv):
         return self.replace(e.xreplace(self.defined)).xreplace(self.equal)
 
     def named(self, size: Any) -> Any:
-        """A size, by its name if it is more than a product."""
+        """A size as a product of symbols and names."""
         if not isinstance(size, torch.SymInt) or _is_product(size.node.expr):
             return size
-        (hint,) = _hints([size])
-        e = size.node.expr.xreplace(self.defined)
+        e = size.node.expr
+        return prod(self._name(f) for f in (e.args if e.is_Mul else (e,)))
+
+    def _name(self, e: sympy.Expr) -> Any:
+        """A name for a factor of a size; itself where it has one or needs none."""
+        size: Any = self.create_symintnode(e, hint=None)
+        hint = _hints([size])[0]
+        e = e if e.is_Symbol or e.is_number else e.xreplace(self.defined)
         if e not in self._by_size:
-            if hint in (0, 1):
+            if e.is_Symbol or e.is_number or hint in (0, 1):
                 return size
             symbol = self.create_symbol(hint, ConstantSource(f"size_{len(self.defined)}"), DimDynamic.DYNAMIC)
             self.defined[symbol] = e
@@ -93,6 +100,12 @@ def _strides(hints: list[int], layout: torch.memory_format) -> list[int]:
     for i in reversed(order):
         found[i], stride = stride, stride * hints[i]
     return found
+
+
+def viewed(args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of a view, the sizes that it asks for named."""
+    env = getattr(getattr(args[0], "fake_mode", None), "shape_env", None)
+    return (args[0], [env.named(n) for n in args[1]]) if isinstance(env, Sized) else args
 
 
 def concatenated(tensors: Sequence[Any], dim: int = 0) -> Any:

@@ -1,58 +1,79 @@
 """A model traced and rewritten by a method, each pass verified."""
 
 import copy
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from floorplan.errors import FloorplanError
+from floorplan.errors import FloorplanError, PassError
+from floorplan.graph.copies import filled_in, hollow
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.driver import rewrite as run_passes
 from floorplan.graph.edit import tied_convs
 from floorplan.graph.trace import Traced, trace
 from floorplan.layers.adapter import adapter_rank
-from floorplan.ledger.analyze import follows, trainable
-from floorplan.ledger.inputs import smaller_inputs
+from floorplan.ledger.analyze import Analysis, follows, trainable
+from floorplan.ledger.inputs import shrunk, smaller_inputs
 from floorplan.methods.catalogue import Plan
 from floorplan.methods.catalogue import method as method_named
 from floorplan.methods.subject import Subject
 from floorplan.methods.verify import Verifier, double_copy, runs_in_double, same_start
+from floorplan.torch_doors import wants_values
 
 
-def traced_source(s: Subject) -> Traced:
+@dataclass(frozen=True)
+class Known:
+    """A model traced, and what an analysis of it in the mode that it is in has shown."""
+
+    traced: Traced
+    source: Analysis
+
+
+def traced_source(s: Subject, known: Known | None = None) -> Traced:
     """The graph that methods rewrite; FloorplanError where it does not stand for the model, or cannot be trained."""
-    traced = trace(s.model, s.inputs, both_modes=True)
-    if not follows(traced.gm, s.inputs, s.model):
+    traced = known.traced if known else trace(s.model, s.inputs, both_modes=True)
+    shown = known is not None and known.source.follows and traced.own is not None
+    if not shown and not follows(traced.gm, s.inputs, s.model):
         raise FloorplanError(
             f"{s.name}: forward takes another branch when it is traced than when it runs; "
             "decide by isinstance, hasattr or try outside the forward"
         )
-    trainable(traced.gm, s.inputs)  # a model that cannot be trained is diagnosed, not repaired
+    if not (shown and known is not None and known.source.trains):
+        trainable(traced.gm, s.inputs)  # a model that cannot be trained is diagnosed, not repaired
     return traced
 
 
 def adapted(
-    s: Subject, plan: Plan, verified: bool, known: Traced | None = None
+    s: Subject, plan: Plan, verified: bool, source: Traced | Known | None = None, structure: bool = False
 ) -> tuple[Traced, dict[str, list[Site]]]:
-    """Run the method's passes on the traced source, and put the graph in train mode; `known`: if it is there."""
+    """Run the method's passes on the traced source, and put the graph in train mode; `source`: if it is there.
+
+    structure: sizes alone are asked for; the weights of the result may be without values, and take no memory.
+    """
     if adapter_rank(s.model) is not None:
         raise FloorplanError(f"{s.name}: already adapted; rewrite its source model instead")
     if verified and (bad := next((n for n, p in s.model.named_parameters() if _not_finite(p)), "")):
         raise FloorplanError(f"{s.name}: {bad} holds NaN or infinity, so nothing can be verified; repair it first")
-    traced = known or traced_source(s)
+    known = source if isinstance(source, Known) else None
+    traced = source if isinstance(source, Traced) else traced_source(s, known)
     line = method_named(plan.method).passes(plan.options)
     notes = (*traced.notes, *tied_convs(traced.gm))
     try:
         if verified:
-            small = smaller_inputs(traced.gm, s.inputs)
+            some = shrunk(traced.gm, s.inputs) if known is not None and known.source.any_batch else None
+            small, why = some or (), "untried" if some is None else runs_in_double(traced.gm, some)
+            if why:
+                small = smaller_inputs(traced.gm, s.inputs)
+                why = runs_in_double(traced.gm, small)
             # In float64, where a fold's rounding cannot hide (or be taken for) a fault of a pass.
-            if (why := runs_in_double(traced.gm, small)) == "":
+            if not why:
                 run_passes(double_copy(traced.gm), line, Verifier(small))
             else:
                 notes += (f"outputs verified in the model's own precision only, not in float64: {why}",)
-        gm, log = run_passes(traced.gm, line, _no_check)
+        gm, log = _hollow_passes(traced.gm, line) if structure else run_passes(traced.gm, line, _no_check)
         if verified:
             same_start(gm, _source(s.model, traced.gm), small)
     except FloorplanError as e:
@@ -60,6 +81,17 @@ def adapted(
         raise type(e)(f"{s.name}: {e}{hint}") from e
     gm.train()
     return replace(traced, gm=gm, notes=notes), log
+
+
+def _hollow_passes(gm: fx.GraphModule, line: Sequence[Pass]) -> tuple[fx.GraphModule, dict[str, list[Site]]]:
+    """The passes on a copy without weights; on the graph itself where one reads their values."""
+    try:
+        found, log = run_passes(hollow(gm), line, _no_check, copied=False)
+    except PassError as e:
+        if not (isinstance(e.__cause__, Exception) and wants_values(e.__cause__)):
+            raise
+        return run_passes(gm, line, _no_check)
+    return filled_in(found), log
 
 
 def _source(model: nn.Module, graph: fx.GraphModule) -> nn.Module:

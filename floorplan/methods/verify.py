@@ -148,7 +148,7 @@ class Verifier:
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         self.inputs = to_double(inputs)
-        self._last: tuple[fx.GraphModule, Values] | None = None
+        self._last: tuple[fx.GraphModule, Values, int] | None = None  # the graph that came out, and what it keeps
 
     def __call__(self, p: Pass, before: fx.GraphModule, after: fx.GraphModule) -> None:
         tolerance = max(p.tolerance, FLOAT64)
@@ -168,9 +168,10 @@ class Verifier:
             compare(values(twin, self.inputs), want, tolerance, "at U = 0")
         else:
             compare(got, want, tolerance, "before and after")
+        kept = kept_bytes(after, self.inputs)
         if trained(after) <= trained(before):  # what begins to train may keep more
-            _no_more_kept(kept_bytes(after, self.inputs), kept_bytes(before, self.inputs))
-        self._last = (after, got)
+            _no_more_kept(kept, self._last[2] if known and self._last else kept_bytes(before, self.inputs))
+        self._last = (after, got, kept)
 
 
 def trained(gm: nn.Module) -> set[str]:

@@ -3,12 +3,14 @@
 from typing import Any
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
-from hard_nets import Lambda, same
+from hard_nets import Lambda, Norm, same
 from kinds import images
 from torch import Tensor, nn
 
+import floorplan
 from floorplan.graph.trace import trace
 from floorplan.ledger.fakes import Fakes, Sizes, symbolic_fakes
 from floorplan.ledger.names import Namer
@@ -29,9 +31,9 @@ def net() -> nn.Module:
     return Lambda(deep, a=same(3, 5, stride=2), b=same(5, 7), down=same(17, 6, stride=2), c=same(6, 4))
 
 
-def symbolic(model: nn.Module) -> tuple[Fakes, Run]:
-    fakes = symbolic_fakes(trace(model, (X,)).gm, (X,), Sizes("primes"))
-    return fakes, run(Step(fakes.gm, (X,), backward=False), Watch(hooks=True), fakes)
+def symbolic(model: nn.Module, x: Tensor = X) -> tuple[Fakes, Run]:
+    fakes = symbolic_fakes(trace(model, (x,)).gm, (x,), Sizes("primes"))
+    return fakes, run(Step(fakes.gm, (x,), backward=False), Watch(hooks=True), fakes)
 
 
 def short(n: Any) -> bool:
@@ -67,3 +69,54 @@ def test_a_concatenation_is_as_wide_as_its_parts() -> None:
 def test_a_number_needs_no_name(size: int) -> None:
     env = Sized()
     assert env.named(size) == size and not env.defined and env.learned() == []
+
+
+class Dense(nn.Module):
+    """n layers, each reading all maps before it."""
+
+    def __init__(self, n: int, width: int = 4) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(Norm(8 + i * width) for i in range(n))
+        self.convs = nn.ModuleList(same(8 + i * width, width) for i in range(n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = [x]
+        for norm, conv in zip(self.norms, self.convs, strict=True):
+            maps.append(conv(norm(torch.cat(maps, 1))))
+        return torch.cat(maps, 1)
+
+
+def test_no_comparison_of_a_run_grows_with_its_depth() -> None:
+    longest = []
+    for n in (4, 12):
+        env: Any = symbolic(Dense(n), images(4, 8, 12, 12))[0].env
+        longest.append(max(len(list(sympy.preorder_traversal(g.expr))) for g in env.guards))
+    assert longest[1] <= longest[0] + 2
+
+
+def test_widths_of_concatenations_are_written_as_sums_of_the_models_own() -> None:
+    report = floorplan.check(Dense(3), images(4, 8, 12, 12))
+    sums = [a for a in report.proof.assumptions if a.startswith("Eq(C")]
+    assert sums == ["Eq(C2, C1 + C4)", "Eq(C3, C1 + 2*C4)"]
+    assert "4*B*(C1 + C4)*H0*W0" in {e.expr for e in report.proof.kept}
+
+
+def test_equal_positions_on_two_ways_have_one_name() -> None:
+    def both(m: Any, x: Tensor) -> Tensor:
+        return m.c2(m.c1(x)) + m.down(x)  # type: ignore[no-any-return]
+
+    half: dict[str, Any] = {"stride": 2}
+    model = Lambda(
+        both,
+        c1=nn.Conv2d(3, 8, 3, padding=1, **half),
+        c2=nn.Conv2d(8, 8, 3, padding=1, **half),
+        down=nn.Conv2d(3, 8, 1, stride=4),
+    )
+    env: Any = symbolic(model, images(4, 3, 24, 24))[0].env
+    assert len(env.defined) == 4 and len(set(env.defined.values())) == 4  # halved and quartered, each way once
+
+
+def test_names_are_taken_to_be_two_or_more_and_that_is_said() -> None:
+    model = Lambda(lambda m, x: m.c1(x), c1=nn.Conv2d(3, 8, 3, stride=2, padding=1))
+    said = Namer(symbolic(model, images(4, 3, 24, 24))[0]).assumptions()
+    assert any(a.startswith("positions stay on this side of 2 size guards") for a in said)
