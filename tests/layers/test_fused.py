@@ -18,9 +18,9 @@ from torch.func import functional_call
 
 from floorplan.cost_models.paper_macs import Macs
 from floorplan.graph.fold import to_affine, to_site
-from floorplan.layers.fused import PROJECTIONS, ChannelAffine, FusedConv
+from floorplan.layers.fused import ChannelAffine, FusedConv
 from floorplan.layers.geometry import geometry_of
-from floorplan.layers.lowrank import merge, project
+from floorplan.layers.lowrank import PROJECTIONS, merge, project
 from floorplan.ledger.fakes import concrete_fakes
 
 RANK = 2
