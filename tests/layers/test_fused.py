@@ -540,3 +540,13 @@ def test_what_a_site_says_of_its_factors(conv: Any) -> None:
 def test_what_a_site_multiplies(conv: nn.Module, x: Any, y: Any, want: tuple[int, ...]) -> None:
     assert to_site(conv).macs(x, y) == Macs(want[0])
     assert adapted(conv, None, None).macs(x, y) == Macs(*want)
+
+
+def test_a_pointwise_backward_under_autocast_is_in_the_dtypes_of_its_forward() -> None:
+    torch.manual_seed(0)
+    site, x = adapted(nn.Conv2d(4, 6, 1), None, nn.ReLU()), torch.randn(2, 4, 5, 5, requires_grad=True)
+    want = torch.autograd.grad(site(x).square().sum(), [x, u_of(site)])
+    loss = site(x).square().sum()
+    with torch.autocast("cpu"):
+        got = torch.autograd.grad(loss, [x, u_of(site)])
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from floorplan.cost_models.peaks import Back, Composer, Head, Stage, Unit, sizes
+from floorplan.cost_models.peaks import Back, Composer, Head, Span, Unit, sizes
 
 MAP, KEPT, GRAD, LOSS = 100, 10, 7, 4
 
@@ -30,13 +30,13 @@ def test_parts_of_a_batch() -> None:
 
 
 def test_a_whole_batch_is_fullest_in_the_first_backward() -> None:
-    whole = [Stage(0, 1)]
+    whole = [Span(0, 1)]
     # the loss, two maps and both kept parts, and one gradient being made
     assert composer().peak(3, 0, whole) == LOSS + 3 * (2 * MAP + 2 * KEPT) + GRAD
 
 
 def test_later_micro_batches_hold_all_gradients_and_two_losses() -> None:
-    whole = [Stage(0, 1)]
+    whole = [Span(0, 1)]
     one = composer().peak(3, 0, whole)
     # first gradients are in the forms of `unit` either way; a later part holds both parameters' gradients as well
     assert composer().peak(6, 3, whole) == one + 2 * GRAD + LOSS
@@ -44,27 +44,27 @@ def test_later_micro_batches_hold_all_gradients_and_two_losses() -> None:
 
 
 def test_a_cut_keeps_what_crosses_whole_and_the_rest_by_parts() -> None:
-    cut = composer().peak(8, 0, [Stage(0, 0, 2), Stage(1, 1, 0)])
+    cut = composer().peak(8, 0, [Span(0, 0, 2), Span(1, 1, 0)])
     first = LOSS + 8 * MAP + 3 * 2 * KEPT + 2 * (MAP + KEPT) + GRAD + GRAD  # backward of a part, the other's gradient
     second = LOSS + 8 * KEPT + 8 * (2 * MAP + KEPT) + GRAD
     assert cut == max(first, second)
 
 
 def test_the_last_stage_in_parts_puts_its_gradient_where_the_map_was() -> None:
-    got = composer().peak(8, 0, [Stage(0, 0, 0), Stage(1, 1, 2)])
+    got = composer().peak(8, 0, [Span(0, 0, 0), Span(1, 1, 2)])
     inside = 2 * LOSS + LOSS + 2 * (2 * MAP + KEPT) + GRAD + GRAD  # a part of three or more, its own loss
     assert got == max(8 * KEPT + 8 * MAP + inside, LOSS + 8 * (2 * MAP + KEPT) + GRAD + GRAD)
 
 
 def test_kept_is_whole_for_all_stages_but_the_last() -> None:
-    assert composer().kept(8, 0, [Stage(0, 1)]) == 8 * 2 * KEPT
-    assert composer().kept(8, 4, [Stage(0, 1)]) == 4 * 2 * KEPT
-    assert composer().kept(8, 0, [Stage(0, 0, 2), Stage(1, 1, 4)]) == 8 * KEPT + 4 * KEPT
+    assert composer().kept(8, 0, [Span(0, 1)]) == 8 * 2 * KEPT
+    assert composer().kept(8, 4, [Span(0, 1)]) == 4 * 2 * KEPT
+    assert composer().kept(8, 0, [Span(0, 0, 2), Span(1, 1, 4)]) == 8 * KEPT + 4 * KEPT
 
 
 @pytest.mark.parametrize("micro", [1, 2, 3, 5, 8])
 def test_a_larger_micro_batch_never_takes_less(micro: int) -> None:
-    stages = [Stage(0, 1)]
+    stages = [Span(0, 1)]
     assert composer().peak(16, micro, stages) <= composer().peak(16, micro + 1, stages)
 
 
@@ -75,5 +75,5 @@ def test_a_form_is_looked_up_for_each_unit() -> None:
         asked.append((k, kind))
         return unit(k, size, kind)
 
-    Composer(2, seen, head).peak(4, 0, [Stage(0, 1, 0, (1, 2))])
+    Composer(2, seen, head).peak(4, 0, [Span(0, 1, 0, (1, 2))])
     assert {(0, 1), (1, 2)} <= set(asked)
