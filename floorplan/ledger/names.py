@@ -97,7 +97,7 @@ class Namer:
 
     def formula(self, size: sympy.Expr, shape: list[sympy.Expr], itemsize: int) -> str:
         """Bytes as a readable product: 4*B*r*H1*W1, ceil(B*C3*H1*W1/8)."""
-        key = (size, *shape, itemsize)
+        key = (size, *shape, itemsize, len(self.aliases))  # a position's name shortens what follows
         if key not in self.formulas:
             self.formulas[key] = self._formula(size, shape, itemsize)
         return self.formulas[key]
@@ -163,10 +163,15 @@ class Namer:
         out = [f"{p} (pinned by the model)" for p in self.pinned]
         maps = 0
         for e in self.guards():
-            if all(self.is_position(x) for x in e.free_symbols) and not isinstance(e, sympy.Eq):
+            if not isinstance(e, sympy.Eq) and (_is_small(e) or all(self.is_position(x) for x in e.free_symbols)):
                 maps += 1
             elif not (isinstance(e, sympy.Eq) and any(a.is_number for a in e.args)):
                 out.append(str(e))
         if maps:
             out.append(f"positions stay on this side of {maps} size guards (maps larger than one element)")
         return tuple(out)
+
+
+def _is_small(e: sympy.Expr) -> bool:
+    """Whether a guard compares with 1 or 2: a map has more than one element."""
+    return isinstance(e, sympy.core.relational.Relational) and any(a in (1, 2) for a in e.args)

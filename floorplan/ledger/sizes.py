@@ -62,12 +62,18 @@ class Sized(SymbolEnv):
         for e in [*(g.expr for g in self.guards), *(s >= 2 for s in names)]:
             if e.free_symbols & names:
                 e = self.written_out(e)
-                if isinstance(e, sympy.Eq) and e.lhs.is_Symbol and e.rhs.is_Add and e.lhs not in e.rhs.free_symbols:
-                    self.equal[e.lhs] = e.rhs
+                if isinstance(e, sympy.Eq):
+                    self._learn(e)
                 elif self.decided(e):
                     continue
             found.append(e)
         return found
+
+    def _learn(self, e: sympy.Eq) -> None:
+        """A width that is a sum of others is written as the sum from now on."""
+        for width, total in (e.args, e.args[::-1]):
+            if width.is_Symbol and total.is_Add and width not in total.free_symbols:
+                self.equal[width] = total
 
 
 def _is_product(e: sympy.Expr) -> bool:
