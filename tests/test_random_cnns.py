@@ -203,7 +203,7 @@ def test_random_networks(shard: int, small_runs: None, monkeypatch: pytest.Monke
     """Figures and gradients of every network, the verdict in some shards."""
     count, proved = PLAN[shard]
     if not proved:
-        monkeypatch.setattr("floorplan.ledger.analyze._proof", unproved)
+        monkeypatch.setattr("floorplan.ledger.analyze._proved", unproved)
     seen: Counter[str] = Counter()
 
     @seed(shard)
