@@ -155,9 +155,9 @@ _3 = Mish(_2)
 _4 = ELU(_3)
 _5 = CELU(_4)
 _6 = SELU(_5)
-_7 = Sigmoid(_6)
-_8 = LogSigmoid(_7)
-_9 = Tanh(_8)
+_7 = Tanh(_6)
+_8 = Sigmoid(_7)
+_9 = LogSigmoid(_8)
 _10 = Softplus(_9)
 _11 = Softsign(_10)
 _12 = Tanhshrink(_11)
@@ -181,12 +181,12 @@ output = output(_17)
     (lossy), or train with LeakyReLU
 # _6: SELU cannot be gated, its derivative is a curve below 0; recompute it exactly, keep a few-bit derivative
     (lossy), or train with LeakyReLU
-# _7: Sigmoid cannot be gated, its derivative is a curve of its output; recompute it exactly, keep a few-bit
-    derivative (lossy), or train with Hardsigmoid
-# _8: LogSigmoid cannot be gated, its derivative is a curve, not two values; recompute it exactly, keep a
-    few-bit derivative (lossy), or train with Hardsigmoid
-# _9: Tanh cannot be gated, its derivative is a curve of its output; recompute it exactly, keep a few-bit
+# _7: Tanh cannot be gated, its derivative is a curve of its output; recompute it exactly, keep a few-bit
     derivative (lossy), or train with Hardtanh
+# _8: Sigmoid cannot be gated, its derivative is a curve of its output; recompute it exactly, keep a few-bit
+    derivative (lossy), or train with Hardsigmoid
+# _9: LogSigmoid cannot be gated, its derivative is a curve, not two values; recompute it exactly, keep a
+    few-bit derivative (lossy), or train with Hardsigmoid
 # _10: Softplus cannot be gated, its derivative is a curve, not two values; recompute it exactly, keep a few-bit
     derivative (lossy), or train with ReLU
 # _11: Softsign cannot be gated, its derivative is a curve, not two values; recompute it exactly, keep a few-bit
