@@ -67,11 +67,9 @@ def resident_growth(
     _available()
     task = json.dumps({"spec": spec, "arguments": dict(arguments or {}), "threads": threads})
     paths = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    command = [sys.executable, "-m", __name__, task]
+    command, env = [sys.executable, "-m", __name__, task], os.environ | MALLOC | {"PYTHONPATH": paths}
     try:
-        done = subprocess.run(
-            command, env=os.environ | MALLOC | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=timeout
-        )
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired as e:
         raise FloorplanError(f"resident growth: {spec}: not done after {timeout:g} s; give it longer") from e
     lines = done.stdout.strip().splitlines()
@@ -83,10 +81,8 @@ def resident_growth(
 
 def _available() -> None:
     if not (STATUS.exists() and os.access(CLEAR, os.W_OK)):
-        raise FloorplanError(
-            f"resident growth: unavailable, {CLEAR} cannot be written here; "
-            "run it on Linux, or leave it out: the requested peak does not need it"
-        )
+        way_out = "run it on Linux, or leave it out: the requested peak does not need it"
+        raise FloorplanError(f"resident growth: unavailable, {CLEAR} cannot be written here; {way_out}")
 
 
 def growth_of(step: Call) -> Growth:

@@ -26,12 +26,9 @@ class Problem:
         small = sum(values[o].nbytes for o in needed) // _SMALL
         self.small = {name for name in self.names if values[name].owner == name and values[name].nbytes < small}
         self.needed = [self.at[o] for o in needed if o not in self.small]
-        self.sizes = [self._size(values[n.name]) for n in nodes]
+        made = [values[name] for name in self.names]
+        self.sizes = [v.nbytes * _UNIT if v.owner == v.node and not v.written else None for v in made]
         self.fixed = [self._fixed(n) for n in nodes]
-
-    def _size(self, v: Value) -> int | None:
-        whole = v.owner == v.node and not v.written
-        return v.nbytes * _UNIT if whole else None
 
     def _fixed(self, n: fx.Node) -> bool:
         """Whether a node's value is only to be had by keeping it."""
@@ -48,10 +45,8 @@ class Problem:
                     yield frozenset(self.names[i] for i in cut.recomputed)
 
     def _cut(self, price: float, crossing: set[int]) -> Cut | None:
-        prices = [
-            None if self.fixed[i] or i in crossing else round(self.values[name].cost * price * _UNIT)
-            for i, name in enumerate(self.names)
-        ]
+        costs = [round(self.values[name].cost * price * _UNIT) for name in self.names]
+        prices = [None if self.fixed[i] or i in crossing else cost for i, cost in enumerate(costs)]
         try:
             return cheapest_cut(self.sizes, self.inputs, self.needed, prices)
         except ValueError:  # a view that no computation may cross, of memory that may not be kept
