@@ -46,8 +46,7 @@ def _chart(timeline: StepTimeline, width: int, plain: bool) -> list[str]:
     """HEIGHT rows of blocks, in eighths of a row, over a line that names the directions."""
     label = amount(timeline.peak)
     marks, inner = (PLAIN if plain else BLOCKS), width - len(label) - 3
-    peak = max(timeline.peak, 1)
-    full = len(marks) - 1
+    peak, full = max(timeline.peak, 1), len(marks) - 1
     # A column that holds anything shows at least the smallest mark, and only the peak fills the chart.
     heights = [-(-v * HEIGHT * full // peak) for v in columns(timeline.live, inner)]
     rows = []
@@ -78,13 +77,8 @@ def _contributors(timeline: StepTimeline, width: int, top: int) -> list[str]:
     columns = [["bytes"], ["share"], ["role"], ["node"], ["shape"]][: 5 if width >= 72 else 4]
     for b in alive[:top]:
         role = band_of(b) if width >= 60 else band_of(b).partition(",")[0]
-        cells = (
-            amount(b.nbytes),
-            f"{100 * b.nbytes / timeline.peak:.1f} %",
-            role,
-            clean(b.node or "-"),
-            _short("x".join(map(str, b.shape)) or "scalar", 18),
-        )
+        share, shape = f"{100 * b.nbytes / timeline.peak:.1f} %", "x".join(map(str, b.shape)) or "scalar"
+        cells = (amount(b.nbytes), share, role, clean(b.node or "-"), _short(shape, 18))
         for column, cell in zip(columns, cells, strict=False):
             column.append(cell)
     room = width - sum(max(map(len, c)) + 2 for c in columns if c[0] != "node")
