@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.files import write_text
+from floorplan.graph.edit import module_calls
 from floorplan.layers.adapter import adapters
 from floorplan.layers.bits import as_layout
 from floorplan.layers.fused import FusedConv
@@ -150,19 +151,15 @@ def compiled(s: Studied, loss: str | Loss, schedule: Schedule, mean: bool = True
     model, mean = s.gm, mean and loss != "sum"
     again = next((n for n, m in model.named_modules() if isinstance(m, Keep | Promise | Forgetful)), None)
     if again is not None:
-        raise FloorplanError(
-            f"compile_step: {again} computes again what it let go, which autograd alone runs; compile "
-            "the model as it was before remat"
-        )
+        why = "computes again what it let go, which autograd alone runs"
+        raise FloorplanError(f"compile_step: {again} {why}; compile the model as it was before remat")
     run = LOSSES[loss] if isinstance(loss, str) else loss
     program = Builder(s, schedule).build()
     layout = layout_for(s.values, schedule.layout, model)
     _lay_out(model, layout)
     step = Step(model, schedule, program, layout, run, mean)
-    outputs = program.values[program.head.nodes[-1].name]
-    step.guard = Compiled(
-        model, run, mean, schedule.parts, len(program.inputs), outputs, tuple(program.refs), trainable_names(model)
-    )
+    takes, gives, sites = len(program.inputs), program.values[program.head.nodes[-1].name], tuple(program.refs)
+    step.guard = Compiled(model, run, mean, schedule.parts, takes, gives, sites, trainable_names(model))
     step.run = step.bound(model)
     return step
 
@@ -189,15 +186,11 @@ def example_inputs(model: fx.GraphModule) -> tuple[Any, ...]:
     return make_inputs(model, [tuple(s[1:]) for s in recorded], 2)
 
 
-def _is_site(gm: fx.GraphModule, n: fx.Node) -> bool:
-    return isinstance(gm.get_submodule(str(n.target)), FusedConv)
-
-
 def layout_for(values: Mapping[str, Any], asked: str, model: fx.GraphModule) -> int:
     """1 for channels_last: where it is asked for, or by itself for 2-D float32 and 16-bit maps."""
     if asked not in LAYOUTS:
         raise FloorplanError(f"layout {asked}: not known; use {', '.join(LAYOUTS)}")
-    sites = [n.name for n in model.graph.nodes if n.op == "call_module" and _is_site(model, n)]
+    sites = [n.name for n, _ in module_calls(model, FusedConv)]
     maps = [t for n in sites or values for t in tensors_in(values.get(n)) if t.is_floating_point() and t.dim() > 2]
     flat = bool(maps) and all(t.dim() == 4 for t in maps)
     if asked == "channels_last" and not any(t.dim() == 4 for t in maps):

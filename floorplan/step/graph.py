@@ -32,27 +32,15 @@ def ordered(gm: fx.GraphModule) -> list[fx.Node]:
     return out
 
 
-class _Values(fx.Interpreter):
-    """Every node's value on fakes."""
-
-    def __init__(self, gm: fx.GraphModule) -> None:
-        super().__init__(gm)
-        self.extra_traceback = False
-        self.found: dict[str, Any] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        self.found[n.name] = out = super().run_node(n)
-        return out
-
-
 def values_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
     """node -> its value, on fakes of these inputs."""
     fakes = concrete_fakes(gm, inputs)
-    walk = _Values(fakes.gm)
+    walk = fx.Interpreter(fakes.gm, garbage_collect_values=False)
+    walk.extra_traceback = False
     with fakes.mode, torch.no_grad():
         walk.run(*fakes.inputs)
     copies = zip(gm.graph.nodes, fakes.gm.graph.nodes, strict=True)  # whose names fx may have changed
-    return {n.name: walk.found[copy.name] for n, copy in copies}
+    return {n.name: walk.env[copy] for n, copy in copies}
 
 
 def learners(gm: fx.GraphModule, values: dict[str, Any]) -> set[str]:

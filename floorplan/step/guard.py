@@ -72,20 +72,16 @@ def _refuse_hooks(step: Compiled) -> None:
             raise FloorplanError(f"step: {path} got a hook since it was compiled; it would not run, so compile again")
     for name, p in step.module.named_parameters():
         if p.requires_grad and has_gradient_hook(p):
-            raise FloorplanError(
-                f"step: {name} has a gradient hook, which a compiled step does not call; "
-                "read .grad after the step instead"
-            )
+            why = "has a gradient hook, which a compiled step does not call"
+            raise FloorplanError(f"step: {name} {why}; read .grad after the step instead")
 
 
 def refuse_coupled(model: nn.Module) -> None:
     """FloorplanError naming a layer that couples the samples of a batch."""
     for name, m in model.named_modules():
         if isinstance(m, BatchNormNd) and (m.training or m.running_mean is None):
-            raise FloorplanError(
-                f"schedule: {name} ({type(m).__name__}) normalises by the batch, which parts "
-                "would change; use the whole batch, or eval mode"
-            )
+            why = f"({type(m).__name__}) normalises by the batch, which parts would change"
+            raise FloorplanError(f"schedule: {name} {why}; use the whole batch, or eval mode")
 
 
 _ALONE: WeakSet[nn.Module] = WeakSet()  # models whose samples were seen not to touch each other
@@ -101,16 +97,12 @@ def refuse_mixing(model: fx.GraphModule, inputs: Sequence[Any]) -> None:
         whole, *ones = (list(tensors_in(model(*(cut(x, a, b, 2) for x in given)))) for a, b in ((0, 2), (0, 1), (1, 2)))
     for k, out in enumerate(whole):
         if out.shape[:1] != (2,):
-            raise FloorplanError(
-                f"schedule: the model's output {list(out.shape)} for two samples does not have them "
-                "in front, so a batch cannot be taken apart; use the whole batch"
-            )
+            why = f"the model's output {list(out.shape)} for two samples does not have them in front"
+            raise FloorplanError(f"schedule: {why}, so a batch cannot be taken apart; use the whole batch")
         for i, one in enumerate(ones):
             if one[k].shape != out[:1].shape or relative_error(out[i : i + 1], one[k]) > 1e-3:
-                raise FloorplanError(
-                    "schedule: a sample's output depends on the other samples of its batch, which "
-                    "parts would change; use the whole batch"
-                )
+                why = "a sample's output depends on the other samples of its batch, which parts would change"
+                raise FloorplanError(f"schedule: {why}; use the whole batch")
     _ALONE.add(model)
 
 
@@ -140,8 +132,6 @@ def _refuse_unsplit(step: Compiled, target: Any, batch: int) -> None:
         halves = [float(step.loss(cut(out, a, b, n), cut(some, a, b, n))) for a, b in ((0, k), (k, n))]
     shared = (halves[0] * k + halves[1] * (n - k)) / n if step.mean else sum(halves)
     if whole == whole and abs(shared - whole) > 1e-3 * max(abs(whole), abs(shared), 1e-3):
-        how = "mean" if step.mean else "sum"
-        raise FloorplanError(
-            f"step: the loss of a batch is not the {how} of its parts' losses ({whole:.4g}, {shared:.4g}): it weighs "
-            "or couples samples; take the whole batch, another reduction=, or a loss that adds up"
-        )
+        what = f"the {'mean' if step.mean else 'sum'} of its parts' losses ({whole:.4g}, {shared:.4g})"
+        way_out = "take the whole batch, another reduction=, or a loss that adds up"
+        raise FloorplanError(f"step: the loss of a batch is not {what}: it weighs or couples samples; {way_out}")
