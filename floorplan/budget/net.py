@@ -79,9 +79,11 @@ class Net:
         self.wide = wide(s)
         self.coupled = self._coupled()
         self.cuts = [] if self.coupled else self._cuts()
-        called = {n.name: s.gm.get_submodule(str(n.target)) for n in s.nodes if n.op == "call_module"}
-        sites = tuple(name for name, m in called.items() if isinstance(m, FusedConv) and m.rank)
-        same = tuple(n for n in sites if self._same_shape(n))
+        called = [(n, s.gm.get_submodule(str(n.target))) for n in s.nodes if n.op == "call_module"]
+        adapted = [n for n, m in called if isinstance(m, FusedConv) and m.rank]
+        sites = tuple(n.name for n in adapted)
+        known = s.values
+        same = tuple(n.name for n in adapted if known[n.all_input_nodes[0].name].shape == known[n.name].shape)
         self.kinds = list(dict.fromkeys((((), ()), (sites, ()), (sites, same))))
         self.profiles = self._profiled()
         self.groups = self._groups()
@@ -117,11 +119,6 @@ class Net:
     def step(self, schedule: Schedule) -> Step:
         """The compiled step of a schedule."""
         return compiled(self.studied, self.loss, replace(schedule, stream=self.stream))
-
-    def _same_shape(self, name: str) -> bool:
-        node = next(n for n in self.studied.nodes if n.name == name)
-        x, z = self.studied.values[node.all_input_nodes[0].name], self.studied.values[name]
-        return bool(x.shape == z.shape)
 
     def _profiled(self) -> list[Profiles]:
         stages, given = tuple((n, 0) for n in self.cuts), (*self.inputs, self.target)

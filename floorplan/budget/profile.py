@@ -67,9 +67,8 @@ class LinearProfile:
         """The run at another size."""
         nbytes = tuple(-(-(a + b * size) // 8) for a, b in self.bits)
         more, pairs = size - self.at_size, zip(self.pattern.work, self.slopes, strict=True)
-        return replace(
-            self.pattern, nbytes=nbytes, work=tuple((f.plus(df, more), b.plus(db, more)) for (f, b), (df, db) in pairs)
-        )
+        work = tuple((f.plus(df, more), b.plus(db, more)) for (f, b), (df, db) in pairs)
+        return replace(self.pattern, nbytes=nbytes, work=work)
 
 
 def linear(low: Profile, high: Profile, sizes: tuple[int, int]) -> LinearProfile | None:

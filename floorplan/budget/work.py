@@ -89,16 +89,13 @@ def _kind(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[str, float]:
     if count is None:
         n = max((t.numel() for t in tree_iter((args, out)) if isinstance(t, Tensor)), default=0)
         return _OTHER.get(name.rstrip("_"), "all"), float(n)
-    flops = float(own(*map(_shape, args)) if own is not None else count(*args, **kwargs, out_val=out))
+    shapes = [a.shape if isinstance(a, Tensor) else a for a in args]
+    flops = float(own(*shapes) if own is not None else count(*args, **kwargs, out_val=out))
     if name not in _CONV:
         return "pointwise, channels_last", flops  # a product of rows is one
     x, w, *_, groups = args[1:10] if name == _CONV[1] else args[:9]  # the backward has the output's gradient in front
     kind = "depthwise" if groups > 1 else "pointwise" if prod(w.shape[2:]) == 1 else "dense"
     return f"{kind}, {'channels_last' if layout_of(x) else 'contiguous'}", flops
-
-
-def _shape(a: Any) -> Any:
-    return a.shape if isinstance(a, Tensor) else a
 
 
 __all__ = ["CONVS", "Work", "Worked", "step_work"]

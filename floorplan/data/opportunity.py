@@ -8,11 +8,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from floorplan.data.splits import Shift, leave_subject_out, make_shift
 from floorplan.data.text import by_subject, folder_at, opener, read_table, require_labels, require_unique
-from floorplan.data.windows import UNLABELLED, Ints, Recording, Rule, whole
+from floorplan.data.windows import UNLABELLED, Recording, Rule, whole
 from floorplan.errors import FloorplanError
 
 SIZE, STRIDE, HERTZ = 60, 30, 30
@@ -80,17 +79,12 @@ def protocol(recordings: Sequence[Recording], target: int, rule: Rule = "majorit
 
 
 def _read(path: Path, subject: int, columns: str, label: str) -> Recording:
+    """Codes become 0..K-1; 0 and a missing label are no label."""
     table = read_table(opener(path), str(path), WIDTH)
     column, codes = LABELS[label]
-    x = table[:, COLUMNS[columns]].astype(np.float32)
-    return Recording(path.stem, x, _classes(path, table[:, column], list(codes)), subject, "body")
-
-
-def _classes(path: Path, raw: NDArray[np.float64], codes: list[int]) -> Ints:
-    """Codes to 0..K-1; 0 and a missing label are no label."""
-    y = np.full(len(raw), UNLABELLED, dtype=np.int64)
+    raw, y = table[:, column], np.full(len(table), UNLABELLED, dtype=np.int64)
     for k, code in enumerate(codes):
         y[raw == code] = k
     odd = (y == UNLABELLED) & (raw != 0) & np.isfinite(raw)
     require_labels(path, raw, odd, "unknown label {}; use the UCI release of 250 columns")
-    return y
+    return Recording(path.stem, table[:, COLUMNS[columns]].astype(np.float32), y, subject, "body")

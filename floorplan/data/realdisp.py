@@ -11,11 +11,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from floorplan.data.splits import Shift, make_shift, placement_split
 from floorplan.data.text import by_subject, folder_at, opener, read_table, require_labels, require_unique
-from floorplan.data.windows import Ints, Recording, Rule, runs
+from floorplan.data.windows import Recording, Rule, runs
 from floorplan.errors import FloorplanError
 
 SIZE, STRIDE, HERTZ = 250, 125, 50
@@ -84,12 +83,8 @@ def _read(path: Path, subject: int, picked: list[int]) -> Recording | None:
     if not table[:, 2:LABEL_COLUMN].any():
         warnings.warn(f"{path}: left out: every sensor value is 0", stacklevel=2)
         return None
-    y = _classes(path, table[:, LABEL_COLUMN])
-    return Recording(path.stem, table[:, picked].astype(np.float32), y, subject, _place(path))
-
-
-def _classes(path: Path, raw: NDArray[np.float64]) -> Ints:
-    """Labels 1..33 to 0..32; 0 becomes -1, no label."""
+    raw = table[:, LABEL_COLUMN]  # 1 to 33, which become 0 to 32; 0 becomes -1, no label
     odd = ~np.isin(raw, np.arange(len(CLASSES) + 1))
     require_labels(path, raw, odd, "label {} is not one of 0 to 33; download it again")
-    return raw.astype(np.int64) - 1
+    x, y = table[:, picked].astype(np.float32), raw.astype(np.int64) - 1
+    return Recording(path.stem, x, y, subject, _place(path))

@@ -168,14 +168,13 @@ def cut(parts: Sequence[Part], size: int, stride: int, rule: Rule = "majority") 
 
 def _cut_one(part: Part, size: int, stride: int, rule: Rule) -> Windows:
     labels = sliding_window_view(part.y, size)[::stride]
-    y = labels[:, -1] if rule == "last" else _majority(labels)
+    if rule == "last":
+        y = labels[:, -1]
+    else:
+        counts = np.stack([(labels == k).sum(axis=1) for k in range(max(int(labels.max()), 0) + 1)])
+        y = np.where(counts.any(axis=0), counts.argmax(axis=0), UNLABELLED)
     kept = y != UNLABELLED
     x = sliding_window_view(part.x, size, axis=0)[::stride][kept]
     record, subject = np.full(len(x), part.recording.name), np.full(len(x), part.recording.subject, dtype=np.int64)
     start = (part.start + stride * np.flatnonzero(kept)).astype(np.int64)
     return Windows(np.ascontiguousarray(x, dtype=np.float32), y[kept].astype(np.int64), record, start, subject)
-
-
-def _majority(labels: Ints) -> Ints:
-    counts = np.stack([(labels == k).sum(axis=1) for k in range(max(int(labels.max()), 0) + 1)])
-    return np.where(counts.any(axis=0), counts.argmax(axis=0), UNLABELLED)

@@ -48,16 +48,13 @@ def learners(gm: fx.GraphModule, values: dict[str, Any]) -> set[str]:
     out: set[str] = set()
     for n in gm.graph.nodes:
         own = n.op == "call_module" and any(p.requires_grad for p in gm.get_submodule(str(n.target)).parameters())
-        own |= n.op == "get_attr" and bool(getattr(_attribute(gm, str(n.target)), "requires_grad", False))
+        if n.op == "get_attr":
+            parent, _, name = str(n.target).rpartition(".")
+            own = bool(getattr(getattr(gm.get_submodule(parent), name, None), "requires_grad", False))
         if own or any(a.name in out for a in n.all_input_nodes):
             if any(t.is_floating_point() or t.is_complex() for t in tensors_in(values.get(n.name))):
                 out.add(n.name)
     return out
-
-
-def _attribute(gm: fx.GraphModule, path: str) -> Any:
-    parent, _, name = path.rpartition(".")
-    return getattr(gm.get_submodule(parent), name, None)
 
 
 def crossings(nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:

@@ -16,6 +16,8 @@ from floorplan.graph.untouched import in_mode
 from floorplan.ledger.differ import relative_error
 from floorplan.ledger.inputs import filled, smaller_inputs
 from floorplan.ledger.losses import COUNTED, Loss
+from floorplan.step.program import Program
+from floorplan.step.schedule import Schedule
 from floorplan.torch_doors import BatchNormNd, has_gradient_hook, hooks_of, tree_map
 from floorplan.trees import tensors_in
 
@@ -23,17 +25,15 @@ TRIED = 1 << 20  # elements of an output that a loss is tried on; of larger ones
 SAMPLES = 4
 
 
-@dataclass(frozen=True)
+@dataclass(repr=False)
 class Compiled:
     """What is looked at of a step."""
 
     module: nn.Module
+    schedule: Schedule
+    program: Program
     loss: Loss
     mean: bool
-    parts: bool  # whether the batch is taken apart
-    inputs: int
-    outputs: Any  # what the module returns, on fakes
-    sites: tuple[str, ...]  # modules that the straight-line code stands for
     trained: tuple[str, ...]  # what required a gradient when it was compiled
 
 
@@ -44,7 +44,7 @@ def trainable_names(model: nn.Module) -> tuple[str, ...]:
 
 def ready(step: Compiled, given: tuple[Any, ...]) -> None:
     """FloorplanError where a call would not do what the compiled code was written for."""
-    takes = step.inputs
+    takes = len(step.program.inputs)
     if len(given) != takes + 1:
         raise FloorplanError(f"step: takes {takes} inputs and a target, {len(given)} values were given")
     batch = next((t.shape[0] for t in given[:-1] if isinstance(t, Tensor) and t.dim()), None)
@@ -59,14 +59,14 @@ def ready(step: Compiled, given: tuple[Any, ...]) -> None:
     if torch.is_inference_mode_enabled():
         raise FloorplanError("step: inference mode keeps no gradients; call it outside torch.inference_mode()")
     _refuse_hooks(step)
-    if step.parts:
+    if step.schedule.parts:
         refuse_coupled(step.module)
         _refuse_unsplit(step, given[-1], batch)
 
 
 def _refuse_hooks(step: Compiled) -> None:
     """FloorplanError naming a hook that straight-line code would not call."""
-    for path in step.sites:
+    for path in step.program.refs:
         m = step.module.get_submodule(path)
         if hooks_of(m):
             raise FloorplanError(f"step: {path} got a hook since it was compiled; it would not run, so compile again")
@@ -115,7 +115,7 @@ def _refuse_unsplit(step: Compiled, target: Any, batch: int) -> None:
     """Try the loss on random outputs: whole, and in two parts."""
     if step.loss in COUNTED or batch < 2:
         return
-    outs = step.outputs
+    outs = step.program.values[step.program.head.nodes[-1].name]  # what the module returns, on fakes
     elements = sum(t[0].numel() * batch for t in tensors_in(outs) if t.dim())
     n = batch if elements <= TRIED else min(batch, SAMPLES)
     g = torch.Generator().manual_seed(0)

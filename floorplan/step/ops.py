@@ -67,14 +67,15 @@ def rows(t: Tensor) -> Tensor:
 def bottleneck(x: Tensor, s: FusedConv) -> Tensor:
     """q = conv1x1(x, P) in x's layout."""
     p = cast(Tensor, s.P)
-    if not layout_of(x) or s.geo.groups != 1:
-        return project(x, p, s.geo)
-    if not s.geo.sampled:
+    if layout_of(x) and s.geo.groups == 1 and not s.geo.sampled:
         q = torch.mm(rows(x), p[0].t())
         return q.view(x.shape[0], *x.shape[2:], -1).movedim(-1, 1)
-    one, none = [1] * len(s.geo.kernel), [0] * len(s.geo.kernel)
-    w = p[0].reshape(*p.shape[1:], *one)
-    return torch.convolution(x, w, None, list(s.geo.stride), none, one, False, none, 1)
+    if layout_of(x) and s.geo.sampled and s.geo.groups == 1:
+        n = len(s.geo.kernel)
+        return torch.convolution(
+            x, p[0].reshape(*p.shape[1:], *[1] * n), None, list(s.geo.stride), [0] * n, [1] * n, False, [0] * n, 1
+        )
+    return project(x, p, s.geo)
 
 
 def conv_site(x: Tensor, s: FusedConv, q: Tensor | None, branch: bool) -> Tensor:
@@ -162,7 +163,10 @@ def up_gradient(g: Tensor, q: Tensor, s: FusedConv) -> Tensor:
 
 def accumulate(p: Tensor, g: Tensor) -> None:
     """p.grad += g."""
-    p.grad = g if p.grad is None else p.grad.add_(g)
+    if p.grad is None:
+        p.grad = g
+    else:
+        p.grad += g
 
 
 def input_grad(g: Tensor, s: FusedConv, shape: tuple[int, ...], branch: bool) -> Tensor:
@@ -181,11 +185,18 @@ def input_grad(g: Tensor, s: FusedConv, shape: tuple[int, ...], branch: bool) ->
     return gx
 
 
+def _bottleneck_grad(g: Tensor, s: FusedConv, shape: tuple[int, ...]) -> Tensor:
+    """dL/dq, r channels."""
+    p, geo = cast(Tensor, s.P), s.geo
+    sizes = [-(-n // k) for n, k in zip(shape[2:], geo.stride, strict=True)] if geo.sampled else shape[2:]
+    q = g.new_empty(1).expand(shape[0], p.shape[0] * p.shape[1], *sizes)
+    return q_grad(g, q, cast(Tensor, s.U), s.scale, geo)
+
+
 def _add_down_(gx: Tensor, g: Tensor, s: FusedConv) -> None:
     """gx += P^T dL/dq in place."""
-    at, p, n = sampled(gx, s.geo), cast(Tensor, s.P), len(s.geo.kernel)
-    one, none, sizes = [1] * n, [0] * n, (gx.shape[0], p.shape[0] * p.shape[1], *at.shape[2:])
-    gq = q_grad(g, g.new_empty(1).expand(sizes), cast(Tensor, s.U), s.scale, s.geo)  # dL/dq, r channels
+    gq, p, n = _bottleneck_grad(g, s, tuple(gx.shape)), cast(Tensor, s.P), len(s.geo.kernel)
+    at, one, none = sampled(gx, s.geo), [1] * n, [0] * n
     if s.geo.groups == 1 and add_product_(at, gq, p[0].t()):
         return
     down = p.flatten(0, 1).reshape(-1, p.shape[2], *one)

@@ -92,14 +92,9 @@ def phases(timeline: StepTimeline) -> list[tuple[int, int, str]]:
     return [(s, e, d) for s, e, d in [*((0, e, d) for _, e, d in found[:1]), *found[1:]] if e > s]
 
 
-def running(timeline: StepTimeline, event: int) -> Block | None:
-    """What was allocated last at an event: the op that runs then."""
-    return max((b for b in timeline.blocks if b.born <= event), key=lambda b: b.born, default=None)
-
-
 def moment(timeline: StepTimeline, event: int) -> str:
-    """An event in words: "backward of features_2_conv_1"."""
-    b = running(timeline, event)
+    """An event in words, by what was allocated last: "backward of features_2_conv_1"."""
+    b = max((b for b in timeline.blocks if b.born <= event), key=lambda b: b.born, default=None)
     return "" if b is None else f"{b.direction} of {b.node}" if b.node not in ("", b.direction) else b.direction
 
 

@@ -23,7 +23,9 @@ PID = 1
 
 def perfetto(timeline: StepTimeline) -> dict[str, Any]:
     """Trace Event Format (JSON object form), plain data; the counter's maximum is the timeline's peak."""
-    events = [*_names(timeline), *_counters(timeline), *_slices(timeline), *_tensors(timeline)]
+    events = [_event("M", "process_name", 0, 0, args={"name": timeline.name})]
+    events += [_event("M", "thread_name", 0, tid, args={"name": name}) for tid, name in ((1, "step"), (2, "node"))]
+    events += [*_counters(timeline), *_slices(timeline), *_tensors(timeline)]
     events.sort(key=lambda e: (e.get("ts", -1), e["ph"] != "e"))
     about = {"name": timeline.name, "peak_bytes": timeline.peak, "unit": "1 us = 1 allocation or free, in order"}
     state = {f"{k}_bytes": v for k, v in timeline.state}
@@ -37,12 +39,6 @@ def write_perfetto(timeline: StepTimeline, path: str | Path, force: bool = True)
 
 def _event(ph: str, name: str, ts: int, tid: int, **more: Any) -> dict[str, Any]:
     return {"ph": ph, "name": name, "pid": PID, "tid": tid, "ts": ts, **more}
-
-
-def _names(timeline: StepTimeline) -> Iterator[dict[str, Any]]:
-    yield _event("M", "process_name", 0, 0, args={"name": timeline.name})
-    for tid, name in enumerate(("step", "node"), start=1):
-        yield _event("M", "thread_name", 0, tid, args={"name": name})
 
 
 def _counters(timeline: StepTimeline) -> Iterator[dict[str, Any]]:

@@ -33,7 +33,8 @@ def text(timeline: StepTimeline, width: int = 80, top: int = 6, *, plain: bool =
     head = f"{clean(timeline.name)}: peak {amount(timeline.peak)} at event {at:,} of {timeline.events:,}{when}"
     lines = wrap(head, width, subsequent_indent="  ")
     lines += [*_chart(timeline, width, plain), *_contributors(timeline, width, top)]
-    return "\n".join(_ascii(line) if plain else line for line in lines)
+    found = "\n".join(lines)
+    return found.replace("…", "~").encode("ascii", "replace").decode() if plain else found
 
 
 def columns(live: Sequence[int], width: int) -> list[int]:
@@ -98,7 +99,3 @@ def _short(word: str, room: int) -> str:
         return word
     left = (room - 1) // 2
     return f"{word[:left]}…{word[len(word) - (room - 1 - left) :]}"
-
-
-def _ascii(line: str) -> str:
-    return line.replace("…", "~").encode("ascii", "replace").decode()

@@ -54,7 +54,11 @@ class Problem:
 
     def _divisions(self) -> Iterator[set[int]]:
         """The values that cross the divisions: none, then those of ever smaller parts."""
-        last = self._last_uses()
+        last: dict[int, int] = {}  # number of a value that has memory of its own -> that of the last node that reads it
+        for i, us in enumerate(self.inputs):
+            for u in us:
+                owner = self.values[self.names[u]].owner
+                last[self.at[owner] if owner else u] = i
         crossing = [[u for u, end in last.items() if u < i <= end] for i in range(len(self.names))]
         sizes = [sum(self.values[self.names[u]].nbytes for u in us) for us in crossing]
         needed = set(self.needed)
@@ -64,15 +68,6 @@ class Problem:
         while limit > max(weights, default=0):
             limit //= 2
             yield {u for i in boundaries(weights, sizes, limit) for u in crossing[i]}
-
-    def _last_uses(self) -> dict[int, int]:
-        """Number of a value that has memory of its own -> that of the last node that reads it."""
-        last: dict[int, int] = {}
-        for i, us in enumerate(self.inputs):
-            for u in us:
-                owner = self.values[self.names[u]].owner
-                last[self.at[owner] if owner else u] = i
-        return last
 
     def refusals(self) -> Iterator[str]:
         """Why a value that is kept is never computed again, by node."""

@@ -92,8 +92,8 @@ class _Study(fx.Interpreter):
         foreign = self.ops.written - self.ops.born
         if foreign:
             v.refused = v.refused or "it writes to memory that it did not make"
-            for key in foreign:
-                self._mark(self.owners.get(key, ""), n.name)
+            for owner in filter(None, (self.owners.get(key) for key in foreign)):
+                self.values[owner].written = self.values[owner].written or n.name
         self._own(v, n, out)
         v.cost = sum(t.numel() for t in tensors_in(out) if storage_key(t) in self.ops.born)
         self.ops.alive += saved
@@ -110,10 +110,6 @@ class _Study(fx.Interpreter):
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             getattr(self, n.op)(n.target, args, kwargs)
         return int(counter.get_total_flops()) // 2
-
-    def _mark(self, owner: str, writer: str) -> None:
-        if owner:
-            self.values[owner].written = self.values[owner].written or writer
 
     def _own(self, v: Value, n: fx.Node, out: Any) -> None:
         if not isinstance(out, Tensor) or n.op == "output":
