@@ -49,9 +49,8 @@ def place(intervals: Sequence[Interval], *, alignment: int = 64, seconds: float 
     real = [i for i, (born, died, n) in enumerate(intervals) if n and died > born]
     blocks = Blocks.of([intervals[i][0] for i in real], [intervals[i][1] for i in real], [sizes[i] for i in real])
     found = search(blocks, int(seconds * RATE))
-    offsets = [0] * len(intervals)
-    for i, at in zip(real, found.offsets, strict=True):
-        offsets[i] = at * alignment
+    at = dict(zip(real, found.offsets, strict=True))
+    offsets = [at.get(i, 0) * alignment for i in range(len(intervals))]
     bound = _most(sizes, intervals) * alignment
     return Placement(tuple(offsets), found.top * alignment, bound, found.rule, raw, alignment)
 
@@ -67,10 +66,8 @@ def verify(intervals: Sequence[Interval], placement: Placement) -> None:
     for i, ((born, died, n), at) in enumerate(zip(intervals, placement.offsets, strict=True)):
         end = at + n if died > born else at
         if at < 0 or at % placement.alignment or end > placement.size:
-            raise FloorplanError(
-                f"arena: block {i} at {at}: not inside {placement.size} bytes on a multiple of "
-                f"{placement.alignment}; place them again"
-            )
+            room = f"{placement.size} bytes on a multiple of {placement.alignment}"
+            raise FloorplanError(f"arena: block {i} at {at}: not inside {room}; place them again")
     _sweep(intervals, placement.offsets)
     rounded = [-(-n // placement.alignment) * placement.alignment for _, _, n in intervals]
     if placement.bound != _most(rounded, intervals):
@@ -87,10 +84,8 @@ def _sweep(intervals: Sequence[Interval], offsets: Sequence[int]) -> None:
             continue
         for start, end, other in alive[max(at - 1, 0) : at + 1]:
             if start < entry[1] and entry[0] < end:
-                raise FloorplanError(
-                    f"arena: blocks {other} and {i}: both hold bytes {max(start, entry[0])} to "
-                    f"{min(end, entry[1])} at step {when}; place them again"
-                )
+                both = f"bytes {max(start, entry[0])} to {min(end, entry[1])} at step {when}"
+                raise FloorplanError(f"arena: blocks {other} and {i}: both hold {both}; place them again")
         alive.insert(at, entry)
 
 
@@ -112,6 +107,5 @@ def _most(sizes: Sequence[int], intervals: Sequence[Interval]) -> int:
 def _check(intervals: Sequence[Interval]) -> None:
     for i, (born, died, n) in enumerate(intervals):
         if died < born or n < 0:
-            raise FloorplanError(
-                f"arena: block {i}: {n} bytes alive from {born} to {died}; bytes and lifetimes are not negative"
-            )
+            block = f"block {i}: {n} bytes alive from {born} to {died}"
+            raise FloorplanError(f"arena: {block}; bytes and lifetimes are not negative")

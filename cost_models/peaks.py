@@ -49,18 +49,10 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Units of one stage at one part size."""
+class Group(Unit):
+    """Units of one stage at one part size, as one, and the map that it leaves."""
 
-    enters: int
-    leaves: int
-    owned: int
-    held: int
-    kept: int
-    grads: int
-    back: Back | None
-    learns: bool
-    through: bool
+    leaves: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,7 +106,7 @@ class Composer:
             kept += u.kept
         back, through = _backward(units)
         grads = sum(u.grads for u in units)
-        return Group(units[0].enters, leaves, owned, held, kept, grads, back, units[0].learns, through)
+        return Group(units[0].enters, owned, held, kept, grads, back, units[0].learns, through, leaves)
 
     def kept(self, batch: int, micro: int, stages: Sequence[Span]) -> int:
         """Most bytes that wait for the backward at once: whole stages, and one part of the last."""
@@ -129,11 +121,8 @@ class Composer:
         s = stages[k]
         return self.group(s.first, s.last, size, s.forms[s.first : s.last + 1] or (0,) * (s.last + 1 - s.first))
 
-    def _grads(self, k: int, n: int, stages: tuple[Span, ...]) -> int:
-        """Gradients of stage k and all behind it."""
-        return self.behind(stages[k].first, n)
-
     def _behind(self, first: int, n: int) -> int:
+        """Gradients of unit `first` and all behind it."""
         return self.head(n).grads + sum(self.unit(k, n, 0).grads for k in range(first, self.count))
 
     def _down(self, k: int, n: int, done: bool, stages: tuple[Span, ...], alone: bool) -> int:
@@ -145,7 +134,7 @@ class Composer:
         return self._parts(k, n, size, done, stages, alone)
 
     def _whole(self, k: int, n: int, done: bool, stages: tuple[Span, ...], alone: bool, held: bool) -> int:
-        g, all_, head = self._at(k, n, stages), self._grads(k, n, stages), self.head(n)
+        g, all_, head = self._at(k, n, stages), self.behind(stages[k].first, n), self.head(n)
         most = (g.held if held else g.owned) + (all_ if done else 0)
         if k < len(stages) - 1:
             most = max(most, g.kept + self._down(k + 1, n, done, stages, alone) + (g.grads if done else 0))
@@ -164,7 +153,7 @@ class Composer:
         return whole + most
 
     def _parts(self, k: int, n: int, size: int, done: bool, stages: tuple[Span, ...], alone: bool) -> int:
-        whole, all_, loss = self._at(k, n, stages), self._grads(k, n, stages), self.head(size).loss
+        whole, all_, loss = self._at(k, n, stages), self.behind(stages[k].first, n), self.head(size).loss
         ready, most = (all_ if done else 0), 0
         for s, q in _turns(n, size):
             g, kept = self._at(k, s, stages), q * self._at(k, size, stages).kept
@@ -202,15 +191,14 @@ def _part(g: Group, enters: int, grads: int, first: bool, done: bool) -> int:
 def _backward(units: Sequence[Unit]) -> tuple[Back | None, bool]:
     """The backward of units run as one, and whether its gradient lies in the buffer that came."""
     found: list[int] = [0, 0, 0, 0]
-    made, kept, through, some = 0, sum(u.kept for u in units), True, False
+    made, kept, through = 0, sum(u.kept for u in units), True
     for u in reversed(units):
         kept -= u.kept
-        if u.back is None:
+        if (b := u.back) is None:
             continue
-        some, b = True, u.back
         held = (b.held_first, b.held_later) if through else (b.owned_first, b.owned_later)
         for i, v in enumerate((b.owned_first + made, b.owned_later, held[0] + made, held[1])):
             found[i] = max(found[i], kept + v)
         made += u.grads
         through = through and u.through
-    return (Back(*found) if some else None), through
+    return (Back(*found) if any(u.back for u in units) else None), through

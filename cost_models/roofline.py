@@ -55,18 +55,13 @@ def fit(samples: Sequence[Sample]) -> Fitted:
     best = np.array([(flops / seconds).max(), (moved / seconds).max(), (seconds / calls).min()])
     centre, reach = np.log(best) - [0.0, 0.0, 2.0], np.array([4.0, 4.0, 6.0])
     for _ in range(24):
-        grid = _grid(centre, reach)
+        axes = [c + r * np.linspace(-1, 1, 9) for c, r in zip(centre, reach, strict=True)]
+        grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3)  # the centre is one of its points
         centre, reach = grid[_loss(grid, data).argmin()], reach * 0.65
     machine = Machine(*(float(v) for v in np.exp(centre)))
     predicted = np.array([machine.op_time(f, b, c) for f, b, c, _ in samples])
     errors = np.abs(predicted / seconds - 1)
     return Fitted(machine, float(np.median(errors)), float(errors.max()), len(samples))
-
-
-def _grid(centre: NDArray[np.float64], reach: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(9^3, 3) points around the centre, which is one of them."""
-    axes = [c + r * np.linspace(-1, 1, 9) for c, r in zip(centre, reach, strict=True)]
-    return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3)
 
 
 def _loss(grid: NDArray[np.float64], data: NDArray[np.float64]) -> NDArray[np.float64]:

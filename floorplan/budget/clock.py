@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from floorplan.budget.work import Amount, Worked
-from floorplan.cost_models.roofline import Fitted
+from floorplan.cost_models.roofline import Fitted, Machine
 
 Machines = Mapping[str, Fitted]
 TimeOf = Callable[[str, Amount], float]
@@ -48,13 +48,7 @@ def anchored(known: Machines, work: Callable[[int], Worked], step: Callable[[int
     overhead = max(low - scale * first, 0.0) / max(calls, 1.0)
 
     def fitted(f: Fitted) -> Fitted:
-        m = f.machine
-        return replace(
-            f,
-            machine=replace(
-                m, flops_per_s=m.flops_per_s / scale, bytes_per_s=m.bytes_per_s / scale, overhead_s=overhead
-            ),
-        )
+        return replace(f, machine=Machine(f.machine.flops_per_s / scale, f.machine.bytes_per_s / scale, overhead))
 
     clock = Clock({k: fitted(f) for k, f in known.items()})
     return replace(clock, error=abs(work(k * CHECKED).seconds(clock) / seen - 1))

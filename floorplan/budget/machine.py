@@ -19,21 +19,12 @@ from floorplan.cost_models.roofline import Fitted, Sample, fit
 from floorplan.errors import FloorplanError
 from floorplan.layers.bits import apply_gate, pack_gate
 
-# kind, batch, channels in and out, side of the map, kernel
-SHAPES = (
-    ("pointwise", 8, 16, 96, 48),
-    ("pointwise", 8, 96, 24, 24),
-    ("pointwise", 8, 160, 320, 7),
-    ("pointwise", 32, 64, 64, 14),
-    ("dense", 8, 16, 16, 28),
-    ("dense", 4, 64, 64, 28),
-    ("dense", 8, 128, 128, 14),
-    ("dense", 8, 256, 256, 7),
-    ("depthwise", 8, 96, 96, 48),
-    ("depthwise", 8, 192, 192, 24),
-    ("depthwise", 16, 384, 384, 14),
-    ("depthwise", 32, 96, 96, 7),
-)
+# kind -> batch, channels in and out, side of the map
+SHAPES = {
+    "pointwise": ((8, 16, 96, 48), (8, 96, 24, 24), (8, 160, 320, 7), (32, 64, 64, 14)),
+    "dense": ((8, 16, 16, 28), (4, 64, 64, 28), (8, 128, 128, 14), (8, 256, 256, 7)),
+    "depthwise": ((8, 96, 96, 48), (8, 192, 192, 24), (16, 384, 384, 14), (32, 96, 96, 7)),
+}
 GATES = (1 << 14, 1 << 17, 1 << 20, 1 << 22)  # elements
 WARM = 2  # calls that are not counted
 
@@ -79,7 +70,7 @@ def _bytes(*tensors: Tensor) -> float:
 
 
 def _convs(device: torch.device) -> Iterator[Work]:
-    for kind, batch, inputs, outputs, side in SHAPES:
+    for kind, batch, inputs, outputs, side in ((kind, *s) for kind, shapes in SHAPES.items() for s in shapes):
         k, groups = (1, 1) if kind == "pointwise" else (3, inputs if kind == "depthwise" else 1)
         at: Any = {"padding": k // 2, "groups": groups}
         for layout in (torch.contiguous_format, torch.channels_last):

@@ -7,7 +7,7 @@ Costed     one schedule at one batch: bytes and seconds
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -79,23 +79,25 @@ class Net:
         self.wide = wide(s)
         self.coupled = self._coupled()
         self.cuts = [] if self.coupled else self._cuts()
-        sites = tuple(n.name for n in s.nodes if n.op == "call_module" and _adapted(s.gm.get_submodule(str(n.target))))
-        same = tuple(n for n in sites if self._same_shape(n))
+        called = [(n, s.gm.get_submodule(str(n.target))) for n in s.nodes if n.op == "call_module"]
+        adapted = [n for n, m in called if isinstance(m, FusedConv) and m.rank]
+        sites = tuple(n.name for n in adapted)
+        known = s.values
+        same = tuple(n.name for n in adapted if known[n.all_input_nodes[0].name].shape == known[n.name].shape)
         self.kinds = list(dict.fromkeys((((), ()), (sites, ()), (sites, same))))
         self.profiles = self._profiled()
         self.groups = self._groups()
         self.sites = self._sites(sites)
         self.compose = Composer(len(self.groups), self.unit, lambda m: self.sized(m, 0).head)
         self.exact: dict[Costed, Any] = {}
-        self._sized: dict[tuple[int, int], Sized] = {}
-        self._time: dict[Any, float] = {}
-        self._forms: dict[tuple[str, int], tuple[int, ...]] = {}
+        self.sized, self.forms = lru_cache(None)(self._sized), lru_cache(None)(self._forms)
+        self.seconds, self.stage_seconds = lru_cache(None)(self._seconds), lru_cache(None)(self._stage_seconds)
 
     def timed(self, time_of: TimeOf) -> None:
         """Predict times by another clock from now on."""
         self.time_of = time_of
-        self._time.clear()
-        self._forms.clear()
+        for known in (self.forms, self.seconds, self.stage_seconds):
+            known.cache_clear()
 
     def _cuts(self) -> list[str]:
         """Nodes behind which stages end; none if a program cannot end in one of them."""
@@ -118,11 +120,6 @@ class Net:
         """The compiled step of a schedule."""
         return compiled(self.studied, self.loss, replace(schedule, stream=self.stream))
 
-    def _same_shape(self, name: str) -> bool:
-        node = next(n for n in self.studied.nodes if n.name == name)
-        x, z = self.studied.values[node.all_input_nodes[0].name], self.studied.values[name]
-        return bool(x.shape == z.shape)
-
     def _profiled(self) -> list[Profiles]:
         stages, given = tuple((n, 0) for n in self.cuts), (*self.inputs, self.target)
         steps = [self.step(Schedule(stages=stages, branches=b, reuse=r)) for b, r in self.kinds]
@@ -144,11 +141,9 @@ class Net:
                 out.append([])
         return [tuple(s) for s in out]
 
-    def sized(self, size: int, kind: int) -> Sized:
+    def _sized(self, size: int, kind: int) -> Sized:
         """Units and head at a part size."""
-        if (size, kind) not in self._sized:
-            self._sized[size, kind] = sized(self.profiles[kind].at(size), self.groups)
-        return self._sized[size, kind]
+        return sized(self.profiles[kind].at(size), self.groups)
 
     def unit(self, k: int, size: int, kind: int) -> Unit:
         """One unit at a part size, in one of its forms."""
@@ -159,20 +154,13 @@ class Net:
         forward, backward = self.sized(size, kind).work[k]
         return forward.plus(backward)
 
-    def seconds(self, k: int, size: int, kind: int) -> float:
+    def _seconds(self, k: int, size: int, kind: int) -> float:
         """Predicted time of a unit."""
-        if (k, size, kind) not in self._time:
-            self._time[k, size, kind] = self.work(k, size, kind).seconds(self.time_of)
-        return self._time[k, size, kind]
+        return self.work(k, size, kind).seconds(self.time_of)
 
-    def forms(self, policy: str, size: int) -> tuple[int, ...]:
+    def _forms(self, policy: str, size: int) -> tuple[int, ...]:
         """The form of each unit for parts of `size`: the merged one, the fastest, or the smallest."""
-        key = (policy, size)
-        if key not in self._forms:
-            self._forms[key] = self._chosen(policy, size)
-        return self._forms[key]
 
-    def _chosen(self, policy: str, size: int) -> tuple[int, ...]:
         def cost(k: int, kind: int) -> float:
             if policy == "fast":
                 return self.seconds(k, size, kind)
@@ -196,15 +184,12 @@ class Net:
                 crossing = 0 if k == 0 else self.unit(s.first, n, 0).enters
                 total += times * self.time_of("all", (0.0, 4.0 * crossing, 1.0 if crossing else 0.0))
                 for size, q in sizes(n, s.size):
-                    total += times * q * self._stage_seconds(s, size, k == len(stages) - 1)
+                    total += times * q * self.stage_seconds(s, size, k == len(stages) - 1)
         return total
 
     def _stage_seconds(self, s: Span, size: int, last: bool) -> float:
-        key = (s.first, s.last, s.forms, size, last)
-        if key not in self._time:
-            found = sum(self.seconds(k, size, s.forms[k]) for k in range(s.first, s.last + 1))
-            self._time[key] = found + (self.seconds(len(self.groups), size, 0) if last else 0.0)
-        return self._time[key]
+        found = sum(self.seconds(k, size, s.forms[k]) for k in range(s.first, s.last + 1))
+        return found + (self.seconds(len(self.groups), size, 0) if last else 0.0)
 
     def work_of(self, f: Costed) -> Worked:
         """What the whole step computes."""
@@ -225,11 +210,6 @@ class Net:
         for names, kind in zip(self.sites, kinds, strict=True):
             for which, chosen in enumerate(self.kinds[kind]):
                 picked[which] += [n for n in names if n in chosen]
-        stages = tuple((self.cuts[self.groups[s.last][1]], s.size) for s in f.stages[:-1])
-        return Schedule(
-            f.micro, stages, f.stages[-1].size, branches=tuple(picked[0]), stream=self.stream, reuse=tuple(picked[1])
-        )
-
-
-def _adapted(m: Any) -> bool:
-    return isinstance(m, FusedConv) and bool(m.rank)
+        stages, last = tuple((self.cuts[self.groups[s.last][1]], s.size) for s in f.stages[:-1]), f.stages[-1].size
+        branches, reuse = map(tuple, picked)
+        return Schedule(f.micro, stages, last, branches=branches, stream=self.stream, reuse=reuse)

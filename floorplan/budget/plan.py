@@ -131,10 +131,8 @@ def _row(m: Model, f: Costed, base: float | None) -> PlanRow:
     kept = m.net.compose.kept(f.batch, f.micro, f.stages)
     branched = len(schedule.branches or ())
     name = str(schedule) + (f", {branched} site{'s' * (branched > 1)} as branches" if branched else "")
-    ratio = f.seconds / base if base else None
-    return PlanRow(
-        name, f.batch, m.rank, f.peak, kept, m.state, m.sample * f.batch, ratio, round(m.net.work_of(f).macs), schedule
-    )
+    ratio, macs = f.seconds / base if base else None, round(m.net.work_of(f).macs)
+    return PlanRow(name, f.batch, m.rank, f.peak, kept, m.state, m.sample * f.batch, ratio, macs, schedule)
 
 
 def _front(found: Sequence[Costed]) -> list[Costed]:
@@ -153,29 +151,22 @@ def _report(t: Setting, tried: Tried) -> PlanReport:
     references = _references(t, m, batch)
     full = references[0] if len(references) > 1 else None
     base = full.seconds if full else None
-    options = {
-        **m.plan.as_dict(),
-        "loss": t.loss,
-        "input": [list(v.shape[1:]) for v in t.subject.inputs if isinstance(v, Tensor)],
-    }
-    clocks = [m.net.time_of, *(r.clock for r in references)]
-    report = PlanReport(
-        t.subject.name,
-        t.budget,
-        options,
-        tuple(r.row(base) for r in references),
-        tuple(_row(m, f, base) for f in _front(tried.found)),
-        None,
-        notes=(*t.subject.notes, *([m.net.coupled] if m.net.coupled else [])),
-        before=full.timeline if full else None,
-        module=m.gm,
-        time_model=error_of([c for c in clocks if isinstance(c, Clock)]),
-    )
+    options = {**m.plan.as_dict(), "loss": t.loss, "input": _shapes(t)}
+    clocks = [c for c in (m.net.time_of, *(r.clock for r in references)) if isinstance(c, Clock)]
+    rows, front = tuple(r.row(base) for r in references), tuple(_row(m, f, base) for f in _front(tried.found))
+    notes = (*t.subject.notes, *([m.net.coupled] if m.net.coupled else []))
+    report = PlanReport(t.subject.name, t.budget, options, rows, front, None, notes=notes, time_model=error_of(clocks))
+    report = replace(report, before=full.timeline if full else None, module=m.gm)
     if tried.choice is None:
         return replace(report, obstacle=_obstacle(t, m, batch))
     report = _chosen(report, m, tried.choice, base)
     one_more = one_more_than(m, tried.choice, t.batch is None)
     return replace(report, one_more=one_more, batches=tuple(_smaller(t, m, batch, base)) if t.batch is None else ())
+
+
+def _shapes(t: Setting) -> list[list[int]]:
+    """Of one sample of each input."""
+    return [list(v.shape[1:]) for v in t.subject.inputs if isinstance(v, Tensor)]
 
 
 def _chosen(report: PlanReport, m: Model, choice: Costed, base: float | None) -> PlanReport:
@@ -222,7 +213,7 @@ def _obstacle(t: Setting, m: Model, batch: int) -> str:
     where, way, nbytes = line.by_node(at)[0]
     why = f"; {m.net.coupled}" if m.net.coupled else ""
     lower = largest(m, t.budget) if batch > 1 else 0
-    lower = lower if lower < batch else 0
+    lower *= lower < batch
     way_out = f"raise --budget to {total:,}" + (f" or lower --batch to {lower}" if lower else "")
     return (
         f"the smallest step ({m.net.schedule(f)}) takes {total:,}: state {m.state:,}, batch {given:,}, requested peak "
@@ -244,19 +235,11 @@ def _grown(report: PlanReport, model: str, t: Setting) -> PlanReport:
     c = report.choice
     if c is None or c.schedule is None or report.measured is None:
         return report
-    shapes = [list(v.shape[1:]) for v in t.subject.inputs if isinstance(v, Tensor)]
-    options = {
-        "model": model,
-        "batch": c.batch,
-        "schedule": c.schedule.as_dict(),
-        "loss": t.loss,
-        "plan": {k: report.options[k] for k in ("method", "rank", "sites", "seed", "train_head")},
-        "shapes": shapes,
-    }
+    plan = {k: report.options[k] for k in ("method", "rank", "sites", "seed", "train_head")}
+    options = {"model": model, "batch": c.batch, "schedule": c.schedule.as_dict(), "loss": t.loss, "plan": plan}
+    spec, threads = f"{resident.__name__}:compiled_step", torch.get_num_threads()
     try:
-        grown = resident.resident_growth(
-            f"{resident.__name__}:compiled_step", options, threads=torch.get_num_threads()
-        ).growth
+        grown = resident.resident_growth(spec, {**options, "shapes": _shapes(t)}, threads=threads).growth
     except FloorplanError as e:
         return replace(report, notes=(*report.notes, str(e)))
     return replace(report, measured={**report.measured, "resident_growth": grown})

@@ -51,20 +51,7 @@ class Profile:
     @property
     def events(self) -> tuple[Any, ...]:
         """What must not depend on the size."""
-        return (
-            self.died,
-            self.what,
-            self.forward,
-            self.head,
-            self.backward,
-            self.alone,
-            self.enters,
-            self.copies,
-            self.grad_in,
-            self.grad_out,
-            self.grads,
-            self.loss,
-        )
+        return tuple(v for name, v in vars(self).items() if name not in ("nbytes", "mean", "work"))
 
 
 @dataclass(frozen=True)
@@ -79,16 +66,9 @@ class LinearProfile:
     def at(self, size: int) -> Profile:
         """The run at another size."""
         nbytes = tuple(-(-(a + b * size) // 8) for a, b in self.bits)
-        more = size - self.at_size
-        work = tuple(
-            (f.plus(df, more), b.plus(db, more))
-            for (f, b), (df, db) in zip(self.pattern.work, self.slopes, strict=True)
-        )
-        return _with(self.pattern, nbytes, work)
-
-
-def _with(t: Profile, nbytes: tuple[int, ...], work: tuple[tuple[Worked, Worked], ...]) -> Profile:
-    return replace(t, nbytes=nbytes, work=work)
+        more, pairs = size - self.at_size, zip(self.pattern.work, self.slopes, strict=True)
+        work = tuple((f.plus(df, more), b.plus(db, more)) for (f, b), (df, db) in pairs)
+        return replace(self.pattern, nbytes=nbytes, work=work)
 
 
 def linear(low: Profile, high: Profile, sizes: tuple[int, int]) -> LinearProfile | None:
@@ -190,23 +170,12 @@ class _Driver:
         lives = self.tracker.timeline.lives
         births = [v.born for v in lives]
         died = np.searchsorted(births, [len(births) * 9 if v.died is None else v.died for v in lives])
-        return Profile(
-            tuple(int(d) for d in died),
-            tuple(int(v.nbytes) for v in lives),
-            tuple((v.node, v.direction, v.op) for v in lives),
-            tuple(self.forward),
-            self.head,
-            tuple(self.backward),
-            self.alone,
-            tuple(self.enters),
-            self.copies,
-            tuple(self.grad_in),
-            tuple(self.grad_out),
-            self.grads,
-            self.loss,
-            self.runner.mean,
-            tuple((f, b) for f, b in self.work),
-        )
+        nbytes, what = tuple(int(v.nbytes) for v in lives), tuple((v.node, v.direction, v.op) for v in lives)
+        windows = tuple(self.forward), self.head, tuple(self.backward), self.alone
+        enters, came, left = tuple(self.enters), tuple(self.grad_in), tuple(self.grad_out)
+        work, ends = tuple((f, b) for f, b in self.work), tuple(map(int, died))
+        grads, loss, mean = self.grads, self.loss, self.runner.mean
+        return Profile(ends, nbytes, what, *windows, enters, self.copies, came, left, grads, loss, mean, work)
 
 
 def cuts(s: Studied) -> list[str]:

@@ -38,8 +38,7 @@ class Reference:
         """In the report, its time beside `base` seconds."""
         line, state = self.timeline, dict(self.timeline.state)
         kept, model = max(line.kept_live, default=0), state["model"] + state["optimizer"]
-        ratio = self.seconds / base if base else None
-        macs = round(self.work.macs)
+        ratio, macs = self.seconds / base if base else None, round(self.work.macs)
         return PlanRow(self.name, self.batch, self.rank, line.peak, kept, model, state["batch"], ratio, macs)
 
 

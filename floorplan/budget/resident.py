@@ -64,14 +64,14 @@ def resident_growth(
     behind that the next run would find (gradients are set to None at the end). FloorplanError where the system
     has no /proc, or with the child's last line if it fails.
     """
-    _available()
+    if not (STATUS.exists() and os.access(CLEAR, os.W_OK)):
+        way_out = "run it on Linux, or leave it out: the requested peak does not need it"
+        raise FloorplanError(f"resident growth: unavailable, {CLEAR} cannot be written here; {way_out}")
     task = json.dumps({"spec": spec, "arguments": dict(arguments or {}), "threads": threads})
     paths = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    command = [sys.executable, "-m", __name__, task]
+    command, env = [sys.executable, "-m", __name__, task], os.environ | MALLOC | {"PYTHONPATH": paths}
     try:
-        done = subprocess.run(
-            command, env=os.environ | MALLOC | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=timeout
-        )
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired as e:
         raise FloorplanError(f"resident growth: {spec}: not done after {timeout:g} s; give it longer") from e
     lines = done.stdout.strip().splitlines()
@@ -79,14 +79,6 @@ def resident_growth(
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise FloorplanError(f"resident growth: {spec}: {why[:300]}")
     return Growth(**json.loads(lines[-1]))
-
-
-def _available() -> None:
-    if not (STATUS.exists() and os.access(CLEAR, os.W_OK)):
-        raise FloorplanError(
-            f"resident growth: unavailable, {CLEAR} cannot be written here; "
-            "run it on Linux, or leave it out: the requested peak does not need it"
-        )
 
 
 def growth_of(step: Call) -> Growth:

@@ -67,10 +67,8 @@ def _staged(net: Net, n: int, policy: str) -> Iterator[tuple[Span, ...]]:
         for where in at:
             edges = [-1, *where, last]
             for parts in chosen:
-                yield tuple(
-                    Span(a + 1, b, s, net.forms(policy, s or n))
-                    for a, b, s in zip(edges, edges[1:], parts, strict=False)
-                )
+                spans = zip(pairwise(edges), parts, strict=True)
+                yield tuple(Span(a + 1, b, s, net.forms(policy, s or n)) for (a, b), s in spans)
 
 
 def grown(net: Net, f: Costed, room: int) -> Costed:

@@ -69,13 +69,10 @@ class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-_FREE = {
-    f"aten::{n}" for n in "empty empty_strided empty_like empty_permuted new_empty new_empty_strided detach".split()
-}
-_OTHER = {f"aten::{name}": a.rate for a in ACTIVATIONS.values() for name in a.kernels.split()} | {
-    "floorplan::pack_gate": "pack",
-    "floorplan::apply_gate": "apply",
-}
+_UNMOVED = "empty empty_strided empty_like empty_permuted new_empty new_empty_strided detach"
+_FREE = {f"aten::{n}" for n in _UNMOVED.split()}
+_OTHER = {f"aten::{name}": a.rate for a in ACTIVATIONS.values() for name in a.kernels.split()}
+_OTHER |= {"floorplan::pack_gate": "pack", "floorplan::apply_gate": "apply"}
 _CONV = ("aten::convolution", "aten::convolution_backward")
 
 
@@ -92,18 +89,13 @@ def _kind(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[str, float]:
     if count is None:
         n = max((t.numel() for t in tree_iter((args, out)) if isinstance(t, Tensor)), default=0)
         return _OTHER.get(name.rstrip("_"), "all"), float(n)
-    flops = float(own(*map(_shape, args)) if own is not None else count(*args, **kwargs, out_val=out))
+    shapes = [a.shape if isinstance(a, Tensor) else a for a in args]
+    flops = float(own(*shapes) if own is not None else count(*args, **kwargs, out_val=out))
     if name not in _CONV:
         return "pointwise, channels_last", flops  # a product of rows is one
-    w = args[2] if name == _CONV[1] else args[1]
-    groups = args[9] if name == _CONV[1] else args[8]
-    x = args[1] if name == _CONV[1] else args[0]
+    x, w, *_, groups = args[1:10] if name == _CONV[1] else args[:9]  # the backward has the output's gradient in front
     kind = "depthwise" if groups > 1 else "pointwise" if prod(w.shape[2:]) == 1 else "dense"
     return f"{kind}, {'channels_last' if layout_of(x) else 'contiguous'}", flops
-
-
-def _shape(a: Any) -> Any:
-    return a.shape if isinstance(a, Tensor) else a
 
 
 __all__ = ["CONVS", "Work", "Worked", "step_work"]

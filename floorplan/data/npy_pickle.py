@@ -7,7 +7,7 @@ given. Only plain numbers become arrays; a forged dtype cannot turn bytes into p
 import pickle
 import re
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -43,10 +43,6 @@ class _Array:
             self.value = flat.reshape(shape, order="F" if fortran else "C")
 
 
-def _reconstruct(_kind: object, _shape: object, _code: object) -> _Array:
-    return _Array()
-
-
 def _latin1(text: str, codec: str) -> bytes:
     """Stands for _codecs.encode, the way old pickles spell bytes."""
     if codec != "latin1":
@@ -55,8 +51,8 @@ def _latin1(text: str, codec: str) -> bytes:
 
 
 _KNOWN: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
+    ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Array(),
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
     ("_codecs", "encode"): _latin1,
@@ -75,7 +71,8 @@ def read_objects(path: Path) -> Any:
     """What a .npy of objects holds: dicts, lists, numbers, arrays of numbers; FloorplanError else."""
     try:
         with path.open("rb") as f:
-            if not _holds_objects(f):
+            header = npy.read_array_header_1_0 if npy.read_magic(f) == (1, 0) else npy.read_array_header_2_0
+            if not header(f)[2].hasobject:
                 raise pickle.UnpicklingError("it holds no objects")
             return _plain(_Unpickler(f).load())
     except FileNotFoundError as e:
@@ -83,13 +80,6 @@ def read_objects(path: Path) -> Any:
     except Exception as e:  # a damaged pickle raises anything
         why = " ".join(str(e).split())[:100] or type(e).__name__
         raise FloorplanError(f"{path}: not the expected .npy ({why}); fetch it again") from e
-
-
-def _holds_objects(f: BinaryIO) -> bool:
-    version = npy.read_magic(f)
-    header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    _, _, dtype = header(f)
-    return bool(dtype.hasobject)
 
 
 def _plain(found: Any) -> Any:

@@ -8,11 +8,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from floorplan.data.splits import Shift, leave_subject_out, make_shift
-from floorplan.data.text import chosen, folder_at, line_of, opener, read_table, require_unique
-from floorplan.data.windows import UNLABELLED, Ints, Recording, Rule, whole
+from floorplan.data.text import by_subject, folder_at, opener, read_table, require_labels, require_unique
+from floorplan.data.windows import UNLABELLED, Recording, Rule, whole
 from floorplan.errors import FloorplanError
 
 SIZE, STRIDE, HERTZ = 60, 30, 30
@@ -20,36 +19,17 @@ WIDTH = 250
 
 _AXES = ("X", "Y", "Z")
 _ACCELEROMETERS = ("RKN^", "HIP", "LUA^", "RUA_", "LH", "BACK", "RKN_", "RWR", "RUA^", "LUA_", "LWR", "RH")
-_IMU = (
-    *(f"{kind}{a}" for kind in ("acc", "gyro", "magnetic") for a in _AXES),
-    *(f"Quaternion{i}" for i in range(1, 5)),
-)
-_SHOE = (
-    *(
-        f"{kind}{a}"
-        for kind, axes in (
-            ("Eu", "XYZ"),
-            ("Nav_A", "xyz"),
-            ("Body_A", "xyz"),
-            ("AngVelBodyFrame", "XYZ"),
-            ("AngVelNavFrame", "XYZ"),
-        )
-        for a in axes
-    ),
-    "Compass",
-)
+_IMU = (*(f"{k}{a}" for k in ("acc", "gyro", "magnetic") for a in _AXES), *(f"Quaternion{i}" for i in range(1, 5)))
+_TURNS = {"Eu": "XYZ", "Nav_A": "xyz", "Body_A": "xyz", "AngVelBodyFrame": "XYZ", "AngVelNavFrame": "XYZ"}
+_SHOE = (*(f"{kind}{a}" for kind, axes in _TURNS.items() for a in axes), "Compass")
 
 # 0-based column -> name, for the 133 columns worn on the body.
-BODY: dict[int, str] = dict(
-    enumerate(
-        (
-            *(f"Accelerometer {place} acc{a}" for place in _ACCELEROMETERS for a in _AXES),
-            *(f"IMU {place} {field}" for place in ("BACK", "RUA", "RLA", "LUA", "LLA") for field in _IMU),
-            *(f"IMU {place} {field}" for place in ("L-SHOE", "R-SHOE") for field in _SHOE),
-        ),
-        start=1,
-    )
+_NAMES = (
+    *(f"Accelerometer {place} acc{a}" for place in _ACCELEROMETERS for a in _AXES),
+    *(f"IMU {place} {field}" for place in ("BACK", "RUA", "RLA", "LUA", "LLA") for field in _IMU),
+    *(f"IMU {place} {field}" for place in ("L-SHOE", "R-SHOE") for field in _SHOE),
 )
+BODY: dict[int, str] = dict(enumerate(_NAMES, start=1))
 
 # "imu" is the 97 channels of the paper's input; "challenge" the 113 that others report.
 COLUMNS: dict[str, tuple[int, ...]] = {
@@ -58,24 +38,13 @@ COLUMNS: dict[str, tuple[int, ...]] = {
     "body": tuple(BODY),
 }
 
+_DOORS = {516: "Door 1", 517: "Door 2"}
+_OPENED = {520: "Fridge", 505: "Dishwasher", 519: "Drawer 1", 511: "Drawer 2", 508: "Drawer 3"}
+_WAYS = {406000: "Open", 404000: "Close"}
 _GESTURES = {
-    406516: "Open Door 1",
-    406517: "Open Door 2",
-    404516: "Close Door 1",
-    404517: "Close Door 2",
-    406520: "Open Fridge",
-    404520: "Close Fridge",
-    406505: "Open Dishwasher",
-    404505: "Close Dishwasher",
-    406519: "Open Drawer 1",
-    404519: "Close Drawer 1",
-    406511: "Open Drawer 2",
-    404511: "Close Drawer 2",
-    406508: "Open Drawer 3",
-    404508: "Close Drawer 3",
-    408512: "Clean Table",
-    407521: "Drink from Cup",
-    405506: "Toggle Switch",
+    **{way + thing: f"{verb} {name}" for way, verb in _WAYS.items() for thing, name in _DOORS.items()},
+    **{way + thing: f"{verb} {name}" for thing, name in _OPENED.items() for way, verb in _WAYS.items()},
+    **{408512: "Clean Table", 407521: "Drink from Cup", 405506: "Toggle Switch"},
 }
 # Label track -> its 0-based column and its codes in class order; code 0 is no label.
 LABELS: dict[str, tuple[int, dict[int, str]]] = {
@@ -97,13 +66,8 @@ def load(
         if value not in choices:
             raise FloorplanError(f"Opportunity: no choice {value!r}; use one of {choices}")
     root = folder_at(folder, "Opportunity's S1-ADL1.dat ...")
-    found: dict[int, list[Path]] = {}
-    for path in sorted(root.rglob("*.dat")):
-        if match := _FILE.fullmatch(path.name):
-            found.setdefault(int(match[1]), []).append(path)
-    if not found:
-        raise FloorplanError(f"{root}: no file like S1-ADL1.dat in it; name Opportunity's folder")
-    paths = [(s, p) for s in chosen(subjects, found, root) for p in found[s]]
+    found = ((int(m[1]), p) for p in sorted(root.rglob("*.dat")) if (m := _FILE.fullmatch(p.name)))
+    paths = by_subject(found, subjects, root, "no file like S1-ADL1.dat in it; name Opportunity's folder")
     require_unique([p.stem for _, p in paths], root)
     return [_read(p, s, columns, label) for s, p in paths]
 
@@ -115,21 +79,12 @@ def protocol(recordings: Sequence[Recording], target: int, rule: Rule = "majorit
 
 
 def _read(path: Path, subject: int, columns: str, label: str) -> Recording:
+    """Codes become 0..K-1; 0 and a missing label are no label."""
     table = read_table(opener(path), str(path), WIDTH)
     column, codes = LABELS[label]
-    x = table[:, COLUMNS[columns]].astype(np.float32)
-    return Recording(path.stem, x, _classes(path, table[:, column], list(codes)), subject, "body")
-
-
-def _classes(path: Path, raw: NDArray[np.float64], codes: list[int]) -> Ints:
-    """Codes to 0..K-1; 0 and a missing label are no label."""
-    y = np.full(len(raw), UNLABELLED, dtype=np.int64)
+    raw, y = table[:, column], np.full(len(table), UNLABELLED, dtype=np.int64)
     for k, code in enumerate(codes):
         y[raw == code] = k
-    odd = np.flatnonzero((y == UNLABELLED) & (raw != 0) & np.isfinite(raw))
-    if len(odd):
-        raise FloorplanError(
-            f"{path}, line {line_of(opener(path), int(odd[0]))}: unknown label "
-            f"{raw[odd[0]]:g}; use the UCI release of 250 columns"
-        )
-    return y
+    odd = (y == UNLABELLED) & (raw != 0) & np.isfinite(raw)
+    require_labels(path, raw, odd, "unknown label {}; use the UCI release of 250 columns")
+    return Recording(path.stem, table[:, COLUMNS[columns]].astype(np.float32), y, subject, "body")

@@ -11,11 +11,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from floorplan.data.splits import Shift, make_shift, placement_split
-from floorplan.data.text import chosen, folder_at, line_of, opener, read_table, require_unique
-from floorplan.data.windows import Ints, Recording, Rule, runs
+from floorplan.data.text import by_subject, folder_at, opener, read_table, require_labels, require_unique
+from floorplan.data.windows import Recording, Rule, runs
 from floorplan.errors import FloorplanError
 
 SIZE, STRIDE, HERTZ = 250, 125, 50
@@ -55,14 +54,10 @@ def load(
     """
     picked = columns(sensors, quantities)
     root = folder_at(folder, "REALDISP's subject1_ideal.log ...")
-    found: dict[int, list[Path]] = {}
-    for path in sorted(root.rglob("*.log")):
-        match = _FILE.fullmatch(path.name)
-        if match and (_place(path) in placements or _place(path).rstrip("0123456789") in placements):
-            found.setdefault(int(match[1]), []).append(path)
-    if not found:
-        raise FloorplanError(f"{root}: no file like subject1_{'|'.join(placements)}.log in it; name REALDISP's folder")
-    paths = [(s, p) for s in chosen(subjects, found, root) for p in found[s]]
+    logs = ((int(m[1]), p) for p in sorted(root.rglob("*.log")) if (m := _FILE.fullmatch(p.name)))
+    found = ((s, p) for s, p in logs if {_place(p), _place(p).rstrip("0123456789")} & set(placements))
+    none = f"no file like subject1_{'|'.join(placements)}.log in it; name REALDISP's folder"
+    paths = by_subject(found, subjects, root, none)
     require_unique([p.stem for _, p in paths], root)
     read = [_read(p, s, list(picked)) for s, p in paths]
     return [r for r in read if r is not None]
@@ -88,16 +83,8 @@ def _read(path: Path, subject: int, picked: list[int]) -> Recording | None:
     if not table[:, 2:LABEL_COLUMN].any():
         warnings.warn(f"{path}: left out: every sensor value is 0", stacklevel=2)
         return None
-    y = _classes(path, table[:, LABEL_COLUMN])
-    return Recording(path.stem, table[:, picked].astype(np.float32), y, subject, _place(path))
-
-
-def _classes(path: Path, raw: NDArray[np.float64]) -> Ints:
-    """Labels 1..33 to 0..32; 0 becomes -1, no label."""
-    odd = np.flatnonzero(~np.isin(raw, np.arange(len(CLASSES) + 1)))
-    if len(odd):
-        raise FloorplanError(
-            f"{path}, line {line_of(opener(path), int(odd[0]))}: label "
-            f"{raw[odd[0]]:g} is not one of 0 to 33; download it again"
-        )
-    return raw.astype(np.int64) - 1
+    raw = table[:, LABEL_COLUMN]  # 1 to 33, which become 0 to 32; 0 becomes -1, no label
+    odd = ~np.isin(raw, np.arange(len(CLASSES) + 1))
+    require_labels(path, raw, odd, "label {} is not one of 0 to 33; download it again")
+    x, y = table[:, picked].astype(np.float32), raw.astype(np.int64) - 1
+    return Recording(path.stem, x, y, subject, _place(path))

@@ -14,6 +14,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from floorplan.data.splits import Shift, leave_place_out, make_shift
-from floorplan.data.text import Open, chosen, folder_at, opener, read_table, require_unique
+from floorplan.data.text import Open, by_subject, folder_at, opener, read_table, require_unique
 from floorplan.data.windows import Recording, Rule, whole
 from floorplan.errors import FloorplanError
 
@@ -53,19 +54,11 @@ def load(
         if value not in (*SENSORS, *PLACES):
             raise FloorplanError(f"RealWorld: no sensor or place {value!r}; use {tuple(SENSORS)} and {PLACES}")
     root = folder_at(folder, "RealWorld's proband1 ...")
-    found: dict[int, list[Path]] = {}
-    for path in sorted([root, *root.rglob("proband*")]):
-        if (match := re.fullmatch(r"proband(\d+)", path.name)) and (path / "data").is_dir():
-            found.setdefault(int(match[1]), []).append(path / "data")
-    if not found:
-        raise FloorplanError(f"{root}: no folder like proband1/data in it; name RealWorld's folder")
-    recordings = [
-        r
-        for s in chosen(subjects, found, root)
-        for data in found[s]
-        for activity in ACTIVITIES
-        for r in _read(data, s, activity, sensors, places)
-    ]
+    probands = sorted([root, *root.rglob("proband*")])
+    named = ((int(m[1]), p / "data") for p in probands if (m := re.fullmatch(r"proband(\d+)", p.name)))
+    none = "no folder like proband1/data in it; name RealWorld's folder"
+    folders = by_subject(((s, p) for s, p in named if p.is_dir()), subjects, root, none)
+    recordings = [r for s, p in folders for a in ACTIVITIES for r in _read(p, s, a, sensors, places)]
     if not recordings:
         raise FloorplanError(f"{root}: no csv of {', '.join(sensors)} in it; unpack only the outer zip")
     require_unique([r.name for r in recordings], root)
@@ -98,7 +91,8 @@ def _sensor(data: Path, sensor: str, activity: str, places: Sequence[str]) -> di
     """(part, place) -> series, from the zip of one sensor and activity or its unpacked folder."""
     found: dict[tuple[int, str], Series] = {}
     stem = data / f"{sensor}_{activity}_csv"
-    for where, name, open_text in itertools.chain(_in_zip(stem.with_suffix(".zip")), _in_folder(stem)):
+    unpacked = ((str(p), p.name, opener(p)) for p in sorted(stem.rglob("*.csv")))
+    for where, name, open_text in itertools.chain(_in_zip(stem.with_suffix(".zip")), unpacked):
         match = _CSV.fullmatch(name.lower())
         if not match or match[4] not in places:
             continue
@@ -109,10 +103,6 @@ def _sensor(data: Path, sensor: str, activity: str, places: Sequence[str]) -> di
             raise FloorplanError(f"{where}: the same series twice; remove the zip or the folder")
         found[key] = _series(open_text, where)
     return found
-
-
-def _in_folder(folder: Path) -> list[tuple[str, str, Open]]:
-    return [(str(p), p.name, opener(p)) for p in sorted(folder.rglob("*.csv"))]
 
 
 def _in_zip(path: Path) -> Iterator[tuple[str, str, Open]]:
@@ -132,14 +122,11 @@ def _members(archive: zipfile.ZipFile, where: str) -> Iterator[tuple[str, str, O
             with zipfile.ZipFile(io.BytesIO(archive.read(member))) as inner:
                 yield from _members(inner, f"{where}/{member}")
         elif member.endswith(".csv"):
-            yield f"{where}/{member}", Path(member).name, _member_opener(archive, member)
+            yield f"{where}/{member}", Path(member).name, partial(_opened, archive, member)
 
 
-def _member_opener(archive: zipfile.ZipFile, member: str) -> Open:
-    def open_text() -> TextIO:
-        return io.TextIOWrapper(archive.open(member), encoding="utf-8", errors="replace")
-
-    return open_text
+def _opened(archive: zipfile.ZipFile, member: str) -> TextIO:
+    return io.TextIOWrapper(archive.open(member), encoding="utf-8", errors="replace")
 
 
 def _series(open_text: Open, where: str) -> Series:

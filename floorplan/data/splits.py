@@ -39,21 +39,16 @@ def placement_split(recordings: Sequence[Recording], source: str = "ideal", targ
     def placed(r: Recording, place: str) -> bool:
         return r.place == place or (place == "mutual" and r.place.startswith("mutual"))
 
-    return _sides(
-        [r for r in recordings if placed(r, source) or placed(r, target)],
-        lambda r: placed(r, target),
-        f"placements {source!r} and {target!r}",
-    )
+    either = [r for r in recordings if placed(r, source) or placed(r, target)]
+    return _sides(either, lambda r: placed(r, target), f"placements {source!r} and {target!r}")
 
 
 def _sides(recordings: Sequence[Recording], is_target: Callable[[Recording], bool], what: str) -> Sides:
     source = [r for r in recordings if not is_target(r)]
     target = [r for r in recordings if is_target(r)]
     if not source or not target:
-        raise FloorplanError(
-            f"split by {what}: {len(source)} source and {len(target)} target "
-            "recordings; both sides need some, load more or choose another target"
-        )
+        counts = f"{len(source)} source and {len(target)} target recordings"
+        raise FloorplanError(f"split by {what}: {counts}; both sides need some, load more or choose another target")
     return source, target
 
 
@@ -91,8 +86,6 @@ def require_disjoint(*sides: Windows) -> None:
             current, ends = record, {}
         for other, end in ends.items():
             if other != side and start < end:
-                raise FloorplanError(
-                    f"split: row {start} of {record} is on sides {other} and {side}; "
-                    "split the recording before it is cut"
-                )
+                twice = f"row {start} of {record} is on sides {other} and {side}"
+                raise FloorplanError(f"split: {twice}; split the recording before it is cut")
         ends[side] = max(ends.get(side, 0), stop)

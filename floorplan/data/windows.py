@@ -7,8 +7,8 @@ its last row's label. A window without a label is dropped. Missing values are fi
 that a window is cut from, so that no value of the other side of a split reaches it.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -39,9 +39,8 @@ class Recording:
 
     def __post_init__(self) -> None:
         if self.x.ndim != 2 or self.y.shape != self.x.shape[:1]:
-            raise FloorplanError(
-                f"{self.name}: rows {self.x.shape} and labels {self.y.shape} do not fit; give x (T, C) and y (T,)"
-            )
+            shapes = f"rows {self.x.shape} and labels {self.y.shape}"
+            raise FloorplanError(f"{self.name}: {shapes} do not fit; give x (T, C) and y (T,)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,13 +145,9 @@ def fit_scale(parts: Sequence[Part]) -> Scale:
     count = sum(len(p) for p in parts)
     if not count:
         raise FloorplanError("scale: no rows to take statistics of; choose other recordings")
-    mean = _channel_sums(p.x.astype(np.float64) for p in parts) / count
-    std = np.sqrt(_channel_sums((p.x - mean) ** 2 for p in parts) / count)
+    mean = sum(p.x.sum(axis=0, dtype=np.float64) for p in parts) / count
+    std = np.sqrt(sum(((p.x - mean) ** 2).sum(axis=0) for p in parts) / count)
     return Scale(mean, np.where(std > _CONSTANT * np.abs(mean), std, 1.0))
-
-
-def _channel_sums(blocks: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
-    return np.asarray(np.sum([b.sum(axis=0) for b in blocks], axis=0), dtype=np.float64)
 
 
 def cut(parts: Sequence[Part], size: int, stride: int, rule: Rule = "majority") -> Windows:
@@ -166,30 +161,20 @@ def cut(parts: Sequence[Part], size: int, stride: int, rule: Rule = "majority") 
         raise FloorplanError(f"windows: recordings of {sorted(channels)} channels; choose the same columns for all")
     cuts = [_cut_one(p, size, stride, rule) for p in parts if len(p) >= size]
     if not sum(len(c) for c in cuts):
-        raise FloorplanError(
-            f"windows: no labelled window of {size} rows in {len(parts)} parts; "
-            "choose a smaller size or more recordings"
-        )
-    return Windows(
-        *(np.concatenate([getattr(c, name) for c in cuts]) for name in ("x", "y", "record", "start", "subject"))
-    )
+        none = f"no labelled window of {size} rows in {len(parts)} parts"
+        raise FloorplanError(f"windows: {none}; choose a smaller size or more recordings")
+    return Windows(*(np.concatenate([getattr(c, f.name) for c in cuts]) for f in fields(Windows)))
 
 
 def _cut_one(part: Part, size: int, stride: int, rule: Rule) -> Windows:
     labels = sliding_window_view(part.y, size)[::stride]
-    y = labels[:, -1] if rule == "last" else _majority(labels)
+    if rule == "last":
+        y = labels[:, -1]
+    else:
+        counts = np.stack([(labels == k).sum(axis=1) for k in range(max(int(labels.max()), 0) + 1)])
+        y = np.where(counts.any(axis=0), counts.argmax(axis=0), UNLABELLED)
     kept = y != UNLABELLED
     x = sliding_window_view(part.x, size, axis=0)[::stride][kept]
-    n = len(x)
-    return Windows(
-        x=np.ascontiguousarray(x, dtype=np.float32),
-        y=y[kept].astype(np.int64),
-        record=np.full(n, part.recording.name),
-        start=(part.start + stride * np.flatnonzero(kept)).astype(np.int64),
-        subject=np.full(n, part.recording.subject, dtype=np.int64),
-    )
-
-
-def _majority(labels: Ints) -> Ints:
-    counts = np.stack([(labels == k).sum(axis=1) for k in range(max(int(labels.max()), 0) + 1)])
-    return np.where(counts.any(axis=0), counts.argmax(axis=0), UNLABELLED)
+    record, subject = np.full(len(x), part.recording.name), np.full(len(x), part.recording.subject, dtype=np.int64)
+    start = (part.start + stride * np.flatnonzero(kept)).astype(np.int64)
+    return Windows(np.ascontiguousarray(x, dtype=np.float32), y[kept].astype(np.int64), record, start, subject)

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.files import write_text
+from floorplan.graph.edit import module_calls
 from floorplan.layers.adapter import adapters
 from floorplan.layers.bits import as_layout
 from floorplan.layers.fused import FusedConv
@@ -26,35 +27,29 @@ from floorplan.ledger.inputs import make_inputs
 from floorplan.ledger.losses import LOSSES, Loss
 from floorplan.step.guard import Compiled, ready, refuse_mixing, trainable_names
 from floorplan.step.plan_file import options_in, read_plan, schedule_in
-from floorplan.step.program import Builder, Program
+from floorplan.step.program import Builder
 from floorplan.step.schedule import Schedule
-from floorplan.step.source import Heading, source_of
+from floorplan.step.source import source_of
 from floorplan.step.studied import Studied, studied
 from floorplan.torch_doors import show_source
-from floorplan.trees import arguments, tensors_in
+from floorplan.trees import arguments, model_state, tensors_in
 
 LAYOUTS = ("auto", "contiguous", "channels_last")
 
 
 @dataclass(repr=False)
-class Step:
+class Step(Compiled):
     """A compiled training step. `step(*inputs, target)` fills .grad and returns the loss.
 
     source: the Python that runs. fallback: nodes that run under autograd, and why.
     """
 
-    module: nn.Module
-    schedule: Schedule
-    program: Program
     layout: int  # 1: channels_last
-    loss: Loss
-    mean: bool
     run: Callable[[Sequence[Any], Any], Tensor] = field(init=False, repr=False)
-    guard: Compiled = field(init=False, repr=False)
 
     def __call__(self, *inputs: Any) -> Tensor:
         """inputs: the model's arguments, then the target. Gradients are added to .grad."""
-        ready(self.guard, inputs)
+        ready(self, inputs)
         untouched = [p for p in self.module.parameters() if p.grad is None]
         try:
             return self.run(inputs[:-1], inputs[-1])
@@ -68,8 +63,7 @@ class Step:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Step":
         """A step of a copy of the module."""
-        twin = Step(copy.deepcopy(self.module, memo), self.schedule, self.program, self.layout, self.loss, self.mean)
-        twin.guard = replace(self.guard, module=twin.module)
+        twin = replace(self, module=copy.deepcopy(self.module, memo))
         twin.run = twin.bound(twin.module)
         return twin
 
@@ -82,10 +76,7 @@ class Step:
         return self._source(False)
 
     def _source(self, marked: bool) -> str:
-        s = self.schedule
-        sizes = (*(m for _, m in s.stages), s.last)
-        heading = Heading(type(self.module).__name__, str(s).capitalize(), self.layout, s.micro_batch, sizes)
-        return source_of(self.program, heading, marked)
+        return source_of(self.program, type(self.module).__name__, self.schedule, self.layout, marked)
 
     def bound(
         self, model: nn.Module, at: Callable[[str, str], None] | None = None
@@ -150,19 +141,15 @@ def compiled(s: Studied, loss: str | Loss, schedule: Schedule, mean: bool = True
     model, mean = s.gm, mean and loss != "sum"
     again = next((n for n, m in model.named_modules() if isinstance(m, Keep | Promise | Forgetful)), None)
     if again is not None:
-        raise FloorplanError(
-            f"compile_step: {again} computes again what it let go, which autograd alone runs; compile "
-            "the model as it was before remat"
-        )
+        why = "computes again what it let go, which autograd alone runs"
+        raise FloorplanError(f"compile_step: {again} {why}; compile the model as it was before remat")
     run = LOSSES[loss] if isinstance(loss, str) else loss
     program = Builder(s, schedule).build()
     layout = layout_for(s.values, schedule.layout, model)
-    _lay_out(model, layout)
-    step = Step(model, schedule, program, layout, run, mean)
-    outputs = program.values[program.head.nodes[-1].name]
-    step.guard = Compiled(
-        model, run, mean, schedule.parts, len(program.inputs), outputs, tuple(program.refs), trainable_names(model)
-    )
+    for t in model_state(model):  # a kernel would lay a conv's weight out anew on every call
+        if t.dim() == 4 and t.is_floating_point():
+            t.data = as_layout(t.data, layout)
+    step = Step(model, schedule, program, run, mean, trainable_names(model), layout)
     step.run = step.bound(model)
     return step
 
@@ -189,27 +176,16 @@ def example_inputs(model: fx.GraphModule) -> tuple[Any, ...]:
     return make_inputs(model, [tuple(s[1:]) for s in recorded], 2)
 
 
-def _is_site(gm: fx.GraphModule, n: fx.Node) -> bool:
-    return isinstance(gm.get_submodule(str(n.target)), FusedConv)
-
-
 def layout_for(values: Mapping[str, Any], asked: str, model: fx.GraphModule) -> int:
     """1 for channels_last: where it is asked for, or by itself for 2-D float32 and 16-bit maps."""
     if asked not in LAYOUTS:
         raise FloorplanError(f"layout {asked}: not known; use {', '.join(LAYOUTS)}")
-    sites = [n.name for n in model.graph.nodes if n.op == "call_module" and _is_site(model, n)]
+    sites = [n.name for n, _ in module_calls(model, FusedConv)]
     maps = [t for n in sites or values for t in tensors_in(values.get(n)) if t.is_floating_point() and t.dim() > 2]
     flat = bool(maps) and all(t.dim() == 4 for t in maps)
     if asked == "channels_last" and not any(t.dim() == 4 for t in maps):
         raise FloorplanError("layout channels_last: the model has no (B, C, H, W) map; use contiguous")
     return int(asked == "channels_last" or (asked == "auto" and flat and maps[0].dtype != torch.float64))
-
-
-def _lay_out(model: nn.Module, layout: int) -> None:
-    """Conv weights as the maps lie, values unchanged: a kernel would lay them out anew on every call."""
-    for t in [*model.parameters(), *model.buffers()]:
-        if t.dim() == 4 and t.is_floating_point():
-            t.data = as_layout(t.data, layout)
 
 
 __all__: Sequence[str] = ("Schedule", "Step", "compile_step")

@@ -32,27 +32,15 @@ def ordered(gm: fx.GraphModule) -> list[fx.Node]:
     return out
 
 
-class _Values(fx.Interpreter):
-    """Every node's value on fakes."""
-
-    def __init__(self, gm: fx.GraphModule) -> None:
-        super().__init__(gm)
-        self.extra_traceback = False
-        self.found: dict[str, Any] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        self.found[n.name] = out = super().run_node(n)
-        return out
-
-
 def values_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
     """node -> its value, on fakes of these inputs."""
     fakes = concrete_fakes(gm, inputs)
-    walk = _Values(fakes.gm)
+    walk = fx.Interpreter(fakes.gm, garbage_collect_values=False)
+    walk.extra_traceback = False
     with fakes.mode, torch.no_grad():
         walk.run(*fakes.inputs)
     copies = zip(gm.graph.nodes, fakes.gm.graph.nodes, strict=True)  # whose names fx may have changed
-    return {n.name: walk.found[copy.name] for n, copy in copies}
+    return {n.name: walk.env[copy] for n, copy in copies}
 
 
 def learners(gm: fx.GraphModule, values: dict[str, Any]) -> set[str]:
@@ -60,16 +48,13 @@ def learners(gm: fx.GraphModule, values: dict[str, Any]) -> set[str]:
     out: set[str] = set()
     for n in gm.graph.nodes:
         own = n.op == "call_module" and any(p.requires_grad for p in gm.get_submodule(str(n.target)).parameters())
-        own |= n.op == "get_attr" and bool(getattr(_attribute(gm, str(n.target)), "requires_grad", False))
+        if n.op == "get_attr":
+            parent, _, name = str(n.target).rpartition(".")
+            own = bool(getattr(getattr(gm.get_submodule(parent), name, None), "requires_grad", False))
         if own or any(a.name in out for a in n.all_input_nodes):
             if any(t.is_floating_point() or t.is_complex() for t in tensors_in(values.get(n.name))):
                 out.add(n.name)
     return out
-
-
-def _attribute(gm: fx.GraphModule, path: str) -> Any:
-    parent, _, name = path.rpartition(".")
-    return getattr(gm.get_submodule(parent), name, None)
 
 
 def crossings(nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:

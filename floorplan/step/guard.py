@@ -16,6 +16,8 @@ from floorplan.graph.untouched import in_mode
 from floorplan.ledger.differ import relative_error
 from floorplan.ledger.inputs import filled, smaller_inputs
 from floorplan.ledger.losses import COUNTED, Loss
+from floorplan.step.program import Program
+from floorplan.step.schedule import Schedule
 from floorplan.torch_doors import BatchNormNd, has_gradient_hook, hooks_of, tree_map
 from floorplan.trees import tensors_in
 
@@ -23,17 +25,15 @@ TRIED = 1 << 20  # elements of an output that a loss is tried on; of larger ones
 SAMPLES = 4
 
 
-@dataclass(frozen=True)
+@dataclass(repr=False)
 class Compiled:
     """What is looked at of a step."""
 
     module: nn.Module
+    schedule: Schedule
+    program: Program
     loss: Loss
     mean: bool
-    parts: bool  # whether the batch is taken apart
-    inputs: int
-    outputs: Any  # what the module returns, on fakes
-    sites: tuple[str, ...]  # modules that the straight-line code stands for
     trained: tuple[str, ...]  # what required a gradient when it was compiled
 
 
@@ -44,7 +44,7 @@ def trainable_names(model: nn.Module) -> tuple[str, ...]:
 
 def ready(step: Compiled, given: tuple[Any, ...]) -> None:
     """FloorplanError where a call would not do what the compiled code was written for."""
-    takes = step.inputs
+    takes = len(step.program.inputs)
     if len(given) != takes + 1:
         raise FloorplanError(f"step: takes {takes} inputs and a target, {len(given)} values were given")
     batch = next((t.shape[0] for t in given[:-1] if isinstance(t, Tensor) and t.dim()), None)
@@ -59,33 +59,29 @@ def ready(step: Compiled, given: tuple[Any, ...]) -> None:
     if torch.is_inference_mode_enabled():
         raise FloorplanError("step: inference mode keeps no gradients; call it outside torch.inference_mode()")
     _refuse_hooks(step)
-    if step.parts:
+    if step.schedule.parts:
         refuse_coupled(step.module)
         _refuse_unsplit(step, given[-1], batch)
 
 
 def _refuse_hooks(step: Compiled) -> None:
     """FloorplanError naming a hook that straight-line code would not call."""
-    for path in step.sites:
+    for path in step.program.refs:
         m = step.module.get_submodule(path)
         if hooks_of(m):
             raise FloorplanError(f"step: {path} got a hook since it was compiled; it would not run, so compile again")
     for name, p in step.module.named_parameters():
         if p.requires_grad and has_gradient_hook(p):
-            raise FloorplanError(
-                f"step: {name} has a gradient hook, which a compiled step does not call; "
-                "read .grad after the step instead"
-            )
+            why = "has a gradient hook, which a compiled step does not call"
+            raise FloorplanError(f"step: {name} {why}; read .grad after the step instead")
 
 
 def refuse_coupled(model: nn.Module) -> None:
     """FloorplanError naming a layer that couples the samples of a batch."""
     for name, m in model.named_modules():
         if isinstance(m, BatchNormNd) and (m.training or m.running_mean is None):
-            raise FloorplanError(
-                f"schedule: {name} ({type(m).__name__}) normalises by the batch, which parts "
-                "would change; use the whole batch, or eval mode"
-            )
+            why = f"({type(m).__name__}) normalises by the batch, which parts would change"
+            raise FloorplanError(f"schedule: {name} {why}; use the whole batch, or eval mode")
 
 
 _ALONE: WeakSet[nn.Module] = WeakSet()  # models whose samples were seen not to touch each other
@@ -101,16 +97,12 @@ def refuse_mixing(model: fx.GraphModule, inputs: Sequence[Any]) -> None:
         whole, *ones = (list(tensors_in(model(*(cut(x, a, b, 2) for x in given)))) for a, b in ((0, 2), (0, 1), (1, 2)))
     for k, out in enumerate(whole):
         if out.shape[:1] != (2,):
-            raise FloorplanError(
-                f"schedule: the model's output {list(out.shape)} for two samples does not have them "
-                "in front, so a batch cannot be taken apart; use the whole batch"
-            )
+            why = f"the model's output {list(out.shape)} for two samples does not have them in front"
+            raise FloorplanError(f"schedule: {why}, so a batch cannot be taken apart; use the whole batch")
         for i, one in enumerate(ones):
             if one[k].shape != out[:1].shape or relative_error(out[i : i + 1], one[k]) > 1e-3:
-                raise FloorplanError(
-                    "schedule: a sample's output depends on the other samples of its batch, which "
-                    "parts would change; use the whole batch"
-                )
+                why = "a sample's output depends on the other samples of its batch, which parts would change"
+                raise FloorplanError(f"schedule: {why}; use the whole batch")
     _ALONE.add(model)
 
 
@@ -123,7 +115,7 @@ def _refuse_unsplit(step: Compiled, target: Any, batch: int) -> None:
     """Try the loss on random outputs: whole, and in two parts."""
     if step.loss in COUNTED or batch < 2:
         return
-    outs = step.outputs
+    outs = step.program.values[step.program.head.nodes[-1].name]  # what the module returns, on fakes
     elements = sum(t[0].numel() * batch for t in tensors_in(outs) if t.dim())
     n = batch if elements <= TRIED else min(batch, SAMPLES)
     g = torch.Generator().manual_seed(0)
@@ -140,8 +132,6 @@ def _refuse_unsplit(step: Compiled, target: Any, batch: int) -> None:
         halves = [float(step.loss(cut(out, a, b, n), cut(some, a, b, n))) for a, b in ((0, k), (k, n))]
     shared = (halves[0] * k + halves[1] * (n - k)) / n if step.mean else sum(halves)
     if whole == whole and abs(shared - whole) > 1e-3 * max(abs(whole), abs(shared), 1e-3):
-        how = "mean" if step.mean else "sum"
-        raise FloorplanError(
-            f"step: the loss of a batch is not the {how} of its parts' losses ({whole:.4g}, {shared:.4g}): it weighs "
-            "or couples samples; take the whole batch, another reduction=, or a loss that adds up"
-        )
+        what = f"the {'mean' if step.mean else 'sum'} of its parts' losses ({whole:.4g}, {shared:.4g})"
+        way_out = "take the whole batch, another reduction=, or a loss that adds up"
+        raise FloorplanError(f"step: the loss of a batch is not {what}: it weighs or couples samples; {way_out}")

@@ -37,39 +37,32 @@ class Function:
     comments: dict[str, str] = field(default_factory=dict)  # node -> what it is
 
 
+@dataclass
+class _Buffer:
+    """Memory that values may share; foreign: not the step's to write to."""
+
+    values: set[str]
+    foreign: bool
+
+
 class _Buffers:
-    """Which values may share memory, and which memory is not the step's to write to."""
+    """The buffer of each value."""
 
     def __init__(self) -> None:
-        self.group: dict[str, int] = {}
-        self.members: dict[int, set[str]] = {}
-        self.foreign: set[int] = set()
+        self.of: dict[str, _Buffer] = {}
 
     def new(self, name: str, shares: Iterable[str], fresh: bool) -> None:
-        g = len(self.group)
-        while g in self.members:
-            g += 1
-        self.members[g] = {name}
-        self.group[name] = g
-        if not fresh:
-            self.foreign.add(g)
+        own = self.of[name] = _Buffer({name}, not fresh)
         for other in shares:
-            self._join(name, other)
-
-    def _join(self, a: str, b: str) -> None:
-        g, h = self.group[a], self.group[b]
-        if g == h:
-            return
-        for m in self.members.pop(h):
-            self.group[m] = g
-            self.members[g].add(m)
-        if h in self.foreign:
-            self.foreign.add(g)
+            b = self.of[other]
+            own.values |= b.values
+            own.foreign |= b.foreign
+            self.of.update(dict.fromkeys(b.values, own))
 
     def free(self, name: str, live: set[str]) -> bool:
         """Whether nothing but `name` itself can see a write to its buffer."""
-        g = self.group[name]
-        return g not in self.foreign and not (self.members[g] - {name}) & live
+        b = self.of[name]
+        return not b.foreign and not (b.values - {name}) & live
 
 
 def last_uses(f: Function) -> list[set[str]]:
@@ -83,14 +76,13 @@ def last_uses(f: Function) -> list[set[str]]:
     return out[::-1]
 
 
-def _orders(i: Instr) -> list[tuple[str, ...]]:
-    swapped = [(i.reads[1], i.reads[0], *i.reads[2:])] if i.commutes else []
-    return [i.reads, *swapped]
-
-
-def _takes(reads: tuple[str, ...], dead: set[str], buffers: _Buffers, live: set[str]) -> bool:
-    """Whether reads[0] may be overwritten: nobody sees it, this instruction's other arguments included."""
-    return reads[0] in dead and reads.count(reads[0]) == 1 and buffers.free(reads[0], live)
+def _overwriting(i: Instr, dead: set[str], buffers: _Buffers, live: set[str]) -> tuple[str, ...] | None:
+    """The reads with one in front that may be overwritten: nobody sees it, the instruction's other reads included."""
+    orders = [i.reads, *([(i.reads[1], i.reads[0], *i.reads[2:])] if i.commutes else [])] if i.inplace else []
+    for r in orders:
+        if r[0] in dead and r.count(r[0]) == 1 and buffers.free(r[0], live):
+            return r
+    return None
 
 
 def statements(f: Function) -> Iterator[tuple[str, str]]:
@@ -104,12 +96,11 @@ def statements(f: Function) -> Iterator[tuple[str, str]]:
         yield "", f"del {', '.join(unread)}"
         live -= set(unread)
     for i, dead in zip(f.body, last_uses(f), strict=True):
-        reads = next((r for r in _orders(i) if _takes(r, dead, buffers, live)), None) if i.inplace else None
-        takes = reads is not None
-        code = i.inplace.format(*reads) if reads is not None else i.code.format(*i.reads)
+        reads = _overwriting(i, dead, buffers, live)
+        code = i.code.format(*i.reads) if reads is None else i.inplace.format(*reads)
         shares = i.shares if reads is None else (*i.shares, reads[0])
         for name in i.out:
-            buffers.new(name, shares, i.fresh or takes)
+            buffers.new(name, shares, i.fresh or reads is not None)
         yield i.node, f"{', '.join(i.out)} = {code}" if i.out else code
         live = (live | set(i.out)) - dead
         if gone := sorted(dead & (set(i.reads) | set(i.out))):

@@ -190,19 +190,12 @@ class Builder:
         results = tuple(n for n in nodes if any(u not in inside for u in n.users)) if extra is None else ()
         for v in (*arguments, *results):
             if v.name in self.learns and not isinstance(self.values[v.name], Tensor):
-                raise FloorplanError(
-                    f"{v.name}: a {type(self.values[v.name]).__name__} of tensors crosses a stage; "
-                    "take it apart where it is made"
-                )
-        found = RegionSource(
-            name or self.names.fresh(f"region_{len(self.regions)}"),
-            tuple(readers),
-            arguments,
-            results,
-            tuple(a.name in self.learns for a in arguments),
-        )
-        if not name:
-            self.regions.append(found)
+                what = f"a {type(self.values[v.name]).__name__} of tensors"
+                raise FloorplanError(f"{v.name}: {what} crosses a stage; take it apart where it is made")
+        grads = tuple(a.name in self.learns for a in arguments)
+        called = name or self.names.fresh(f"region_{len(self.regions)}")
+        found = RegionSource(called, tuple(readers), arguments, results, grads)
+        self.regions += [] if name else [found]
         return found
 
     def _call(self, c: Context, r: RegionSource) -> None:
@@ -211,10 +204,8 @@ class Builder:
         laid = [n.name for n in r.results if self._lies(n.name)]
         out = tuple(c.of(n, "r" if n.name in laid else "") for n in r.results)
         if any(n.name in self.learns for n in r.results):
-            tape = (self.names.of("t", r.name),)
-            c.forward.append(
-                Instr(r.name, (*out, *tape), f"{r.name}.forward({code})", reads, shares=reads, fresh=False)
-            )
+            out += (self.names.of("t", r.name),)
+            c.forward.append(Instr(r.name, out, f"{r.name}.forward({code})", reads, shares=reads, fresh=False))
         elif out:
             suffix = "[0]" if len(out) == 1 else ""
             c.forward.append(Instr(r.name, out, f"{r.name}.plain({code}){suffix}", reads, shares=reads))
@@ -229,11 +220,8 @@ class Builder:
         code = ", ".join(f"{{{next(at)}}}" if n else "None" for n in names)
         wanted = [a for a, g in zip(r.arguments, r.grads, strict=True) if g]
         fresh = [c.fresh(a) for a in wanted]
-        suffix = "[0]" if len(fresh) == 1 else ""
-        shares = tuple(n for n in names if n)
-        c.backward.append(
-            Instr(r.name, tuple(fresh), f"{r.name}.backward({{0}}, {code}){suffix}", reads, shares=shares)
-        )
+        call = f"{r.name}.backward({{0}}, {code})" + ("[0]" if len(fresh) == 1 else "")
+        c.backward.append(Instr(r.name, tuple(fresh), call, reads, shares=reads[1:]))
         for a, g in zip(wanted, fresh, strict=True):
             c.arrive(a, g, r.nodes[0])
 

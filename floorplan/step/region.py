@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from floorplan.torch_doors import applied
 
@@ -73,10 +74,8 @@ class Region:
         slots: list[_Slot] = []
         with torch.enable_grad():
             out = tuple(self.run(self.model, *self._entered(args, slots)))
-        edges = [
-            torch.autograd.graph.get_gradient_edge(t) if isinstance(t, Tensor) and t.requires_grad else None
-            for t in out
-        ]
+        learns = [isinstance(t, Tensor) and t.requires_grad for t in out]
+        edges = [get_gradient_edge(t) if k else None for t, k in zip(out, learns, strict=True)]
         return (*(t.detach() if isinstance(t, Tensor) else t for t in out), (edges, slots))
 
     def backward(self, tape: Tape, *grads: Tensor | None) -> tuple[Tensor, ...]:

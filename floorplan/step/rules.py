@@ -65,15 +65,10 @@ class Context:
         """A gradient of node's value; a second one is added to the first."""
         if node.name not in self.learns:
             return
-        old = self.grads.get(node.name)
-        if old is None:
-            self.grads[node.name] = g
-            return
-        out = self.fresh(node)
-        self.backward.append(
-            Instr(at.name, (out,), "total({0}, {1})", (old, g), inplace="total_({0}, {1})", commutes=True)
-        )
-        self.grads[node.name] = out
+        if (old := self.grads.get(node.name)) is not None:
+            given, g = g, self.fresh(node)
+            self.backward.append(_sum(at, g, (old, given)))
+        self.grads[node.name] = g
 
 
 @dataclass(frozen=True)
@@ -82,6 +77,10 @@ class Rule:
 
     forward: Callable[[Context, fx.Node], None]
     backward: Callable[[Context, fx.Node, str], None]
+
+
+def _sum(at: fx.Node, out: str, reads: tuple[str, str]) -> Instr:
+    return Instr(at.name, (out,), "total({0}, {1})", reads, inplace="total_({0}, {1})", commutes=True)
 
 
 def shape_of(c: Context, x: fx.Node, user: fx.Node) -> str:
@@ -156,11 +155,8 @@ def _site_backward(c: Context, node: fx.Node, g: str) -> None:
 
 
 def _ungated(c: Context, node: fx.Node, g: str, gate: str) -> str:
-    out = c.fresh(node)
-    reads = (g, c.of(node, "b"))
-    c.backward.append(
-        Instr(node.name, (out,), f"ungate({{0}}, {{1}}, {gate})", reads, inplace=f"ungate_({{0}}, {{1}}, {gate})")
-    )
+    out, call = c.fresh(node), f"({{0}}, {{1}}, {gate})"
+    c.backward.append(Instr(node.name, (out,), f"ungate{call}", (g, c.of(node, "b")), inplace=f"ungate_{call}"))
     return out
 
 
@@ -168,10 +164,8 @@ def _summed(c: Context, node: fx.Node, g: str, skip: fx.Node) -> str:
     """The gradient of a skip that was broadcast."""
     if skip.name not in c.learns or c.values[skip.name].shape == c.values[node.name].shape:
         return g
-    out = c.fresh(skip)
-    c.backward.append(
-        Instr(node.name, (out,), "{0}.sum_to_size({1})", (g, shape_of(c, skip, node)), shares=(g,), fresh=False)
-    )
+    out, reads = c.fresh(skip), (g, shape_of(c, skip, node))
+    c.backward.append(Instr(node.name, (out,), "{0}.sum_to_size({1})", reads, shares=(g,), fresh=False))
     return out
 
 
@@ -183,9 +177,8 @@ def _affine_forward(c: Context, node: fx.Node) -> None:
 def _affine_backward(c: Context, node: fx.Node, g: str) -> None:
     (x,), ref = tensors(node), c.ref(node)
     if x.name in c.learns:
-        out = c.fresh(node)
-        code = (f"affine_grad({{0}}, {ref})", f"affine_grad_({{0}}, {ref})")
-        c.backward.append(Instr(node.name, (out,), code[0], (g,), inplace=code[1]))
+        out, call = c.fresh(node), f"({{0}}, {ref})"
+        c.backward.append(Instr(node.name, (out,), f"affine_grad{call}", (g,), inplace=f"affine_grad_{call}"))
         c.arrive(x, out, node)
 
 
@@ -205,10 +198,7 @@ def _act_backward(c: Context, node: fx.Node, g: str) -> None:
 
 def _add_forward(c: Context, node: fx.Node) -> None:
     a, b = tensors(node)
-    reads = (c.of(a), c.of(b))
-    c.forward.append(
-        Instr(node.name, (c.of(node),), "total({0}, {1})", reads, inplace="total_({0}, {1})", commutes=True)
-    )
+    c.forward.append(_sum(node, c.of(node), (c.of(a), c.of(b))))
 
 
 def _add_backward(c: Context, node: fx.Node, g: str) -> None:
@@ -216,12 +206,8 @@ def _add_backward(c: Context, node: fx.Node, g: str) -> None:
         c.arrive(x, g, node)
 
 
-RULES = {
-    "site": Rule(_site_forward, _site_backward),
-    "affine": Rule(_affine_forward, _affine_backward),
-    "activation": Rule(_act_forward, _act_backward),
-    "add": Rule(_add_forward, _add_backward),
-}
+RULES = {"site": Rule(_site_forward, _site_backward), "affine": Rule(_affine_forward, _affine_backward)}
+RULES |= {"activation": Rule(_act_forward, _act_backward), "add": Rule(_add_forward, _add_backward)}
 _ADDS = (operator.add, operator.iadd, torch.add)
 
 

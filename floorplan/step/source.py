@@ -1,13 +1,13 @@
 """The source of a generated step, which is what runs: readable, importable, and mapped back to graph nodes."""
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from floorplan.step.ir import text
 from floorplan.step.program import Program, RegionSource
+from floorplan.step.schedule import Schedule
 from floorplan.text import versions
 
 HEADER = '''\
@@ -34,58 +34,35 @@ def make_step(model, loss, mean=True, at=None):
 '''
 
 
-@dataclass(frozen=True)
-class Heading:
-    """What the text says before the program."""
-
-    name: str
-    schedule: str
-    layout: int
-    micro: int
-    sizes: tuple[int, ...]
-
-
-def source_of(p: Program, heading: Heading, marked: bool = False) -> str:
-    """Write a program as Python; `marked`, each node calls at(node, direction) before it runs."""
-    out: list[str] = []
-    put = out.append
-
+def source_of(p: Program, name: str, s: Schedule, layout: int, marked: bool = False) -> str:
+    """Write a program of the model `name` as Python; `marked`, each node calls at(node, direction) before it runs."""
     imports: dict[str, str] = {}
     regions = [_region(p, r, imports) for r in [*p.regions, p.head]]
     made = versions()
-    header = HEADER.format(name=heading.name, version=made["floorplan"], torch=made["torch"], schedule=heading.schedule)
-    out += header.splitlines()
-    out += [f"from {path} as {name}" for path, name in imports.items()]
-    put("")
-    put(f"LAYOUT = {heading.layout}  # {'channels_last' if heading.layout else 'contiguous'}")
-    put(f"MICRO_BATCH = {heading.micro}  # samples; 0: the whole batch at once")
-    put(f"SIZES = {heading.sizes}  # samples at a time in each stage")
-    put("")
-    put("")
-    put("def build(model):")
+    schedule, sizes = str(s).capitalize(), (*(m for _, m in s.stages), s.last)
+    header = HEADER.format(name=name, version=made["floorplan"], torch=made["torch"], schedule=schedule)
+    out = [*header.splitlines(), *(f"from {path} as {own}" for path, own in imports.items())]
+    put = out.append
+    out += ["", f"LAYOUT = {layout}  # {'channels_last' if layout else 'contiguous'}"]
+    put(f"MICRO_BATCH = {s.micro_batch}  # samples; 0: the whole batch at once")
+    put(f"SIZES = {sizes}  # samples at a time in each stage")
+    out += ["", "", "def build(model):"]
     put('    """The stages and the head of the step, bound to a model\'s modules."""')
     put("    get = model.get_submodule")
     for path, ref in p.refs.items():
         put(f"    {ref} = get({path!r})")
     put("    anchor = lambda: next(q for q in model.parameters() if q.requires_grad)  # noqa: E731")
     for r, lines in zip([*p.regions, p.head], regions, strict=True):
-        put("")
-        for line in lines:
-            put(f"    {line}")
+        out += ["", *(f"    {line}" for line in lines)]
         put(f"    {r.name} = Region({r.name}_nodes, model, {r.grads}, anchor)")
-    for s in p.stages:
-        for f, direction in ((s.forward, "forward"), (s.backward, "backward")):
-            put("")
-            for line in text(f, direction if marked else ""):
-                put(f"    {line}")
-    put("")
-    stages = ", ".join(
-        f"Stage(forward_{k}, backward_{k}, {len(s.forward.results) - len(s.keeps)}, {s.learns}, "
-        f"{bool(s.backward.body) or s.learns})"
-        for k, s in enumerate(p.stages)
-    )
-    put(f"    return [{stages}], head")
-    out += FOOTER.splitlines()
+    for stage in p.stages:
+        for f, direction in ((stage.forward, "forward"), (stage.backward, "backward")):
+            out += ["", *(f"    {line}" for line in text(f, direction if marked else ""))]
+    stages = []
+    for k, c in enumerate(p.stages):
+        results, trains = len(c.forward.results) - len(c.keeps), bool(c.backward.body) or c.learns
+        stages.append(f"Stage(forward_{k}, backward_{k}, {results}, {c.learns}, {trains})")
+    out += ["", f"    return [{', '.join(stages)}], head", *FOOTER.splitlines()]
     return "\n".join(out) + "\n"
 
 

@@ -18,7 +18,9 @@ from floorplan.layers.geometry import conv, conv_input_grad, conv_weight_grad, p
 from floorplan.layers.lowrank import scaled
 from floorplan.step.ops import accumulate, add_product_, bottleneck, gate_, rows, trains, ungate_, up_gradient, weight
 
-Kept = tuple[Tensor | None, Tensor | None, list[Any]]
+Maybe = Tensor | None
+Kept = tuple[Maybe, Maybe, list[Any]]
+Shape = tuple[int, ...]
 
 
 def _groups(channels: int, c: int) -> list[slice]:
@@ -54,8 +56,8 @@ def stream(x: Tensor, e: FusedConv, d: FusedConv, p: FusedConv, c: int) -> tuple
     """The three convs of an inverted residual, p's skip and activation apart, and what their backward needs."""
     we, wp = weight(e, False).flatten(1), weight(p, False).flatten(1)
     q1 = bottleneck(x, e) if trains(e) else None
-    y: Tensor | None = None
-    q3: Tensor | None = None
+    y: Maybe = None
+    q3: Maybe = None
     bits = []
     for j in _groups(we.shape[0], c):
         h = _product(x, we[j], _part(e.bias, j))
@@ -77,15 +79,8 @@ def streamed(x: Tensor, e: FusedConv, d: FusedConv, p: FusedConv, c: int) -> Ten
 
 
 def stream_grad(
-    g: Tensor,
-    kept: Kept,
-    e: FusedConv,
-    d: FusedConv,
-    p: FusedConv,
-    c: int,
-    shape: tuple[int, ...] | None,
-    into: Tensor | None = None,
-) -> Tensor | None:
+    g: Tensor, kept: Kept, e: FusedConv, d: FusedConv, p: FusedConv, c: int, shape: Shape | None, into: Maybe = None
+) -> Maybe:
     """Gradients of both U, and gx added into `into` or into zeros; no gx where shape is None."""
     q1, q3, bits = kept
     we, wp = weight(e, False).flatten(1), weight(p, False).flatten(1)

@@ -58,9 +58,7 @@ def whole_op_bound(timeline: StepTimeline) -> int:
     for before, b in zip((None, *timeline.blocks), timeline.blocks, strict=False):
         visit += before is not None and (before.node, before.direction) != (b.node, b.direction)
         visits.append(visit)
-    lasting = tuple(
-        b
-        for b, v in zip(timeline.blocks, visits, strict=True)
-        if b.died >= len(visits) or visits[b.died] != v or b.role != "temporary"
-    )
+    ends = [visits[b.died] if b.died < len(visits) else -1 for b in timeline.blocks]
+    all_ = zip(timeline.blocks, visits, ends, strict=True)
+    lasting = tuple(b for b, visit, end in all_ if end != visit or b.role != "temporary")
     return replace(timeline, blocks=lasting).peak

@@ -44,17 +44,9 @@ def slots(timeline: StepTimeline, placement: Placement) -> list[Slot]:
 
 def as_json(timeline: StepTimeline, placement: Placement) -> dict[str, Any]:
     """Plain data, version 1."""
-    return {
-        "schema": SCHEMA,
-        "name": timeline.name,
-        "size": placement.size,
-        "alignment": placement.alignment,
-        "bound": placement.bound,
-        "raw_bound": placement.raw_bound,
-        "order": placement.order,
-        "steps": timeline.events,
-        "storages": [asdict(s) for s in slots(timeline, placement)],
-    }
+    figures = {k: getattr(placement, k) for k in ("size", "alignment", "bound", "raw_bound", "order")}
+    storages = [asdict(s) for s in slots(timeline, placement)]
+    return {"schema": SCHEMA, "name": timeline.name, **figures, "steps": timeline.events, "storages": storages}
 
 
 def as_c_header(timeline: StepTimeline, placement: Placement, name: str = "arena") -> str:

@@ -6,8 +6,10 @@ What is kept has a hue, what comes and goes is grey. The hues are Okabe and Ito'
 red-green vision; neighbours in the stack differ in lightness as well.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,24 +79,22 @@ def live_by_band(timeline: StepTimeline) -> dict[str, NDArray[np.int64]]:
     return {name: np.cumsum(c)[: timeline.events] for name, c in change.items()}
 
 
+def stretches(timeline: StepTimeline, key: Callable[[Block], Any]) -> list[tuple[Block, int, int]]:
+    """(first block, its event, event after the last) of each run of blocks of one key, in order of birth."""
+    heads = [next(run) for _, run in groupby(sorted(timeline.blocks, key=lambda b: b.born), key)]
+    ends = [b.born for b in heads[1:]] + [timeline.events]
+    return [(b, b.born, end) for b, end in zip(heads, ends, strict=False)]
+
+
 def phases(timeline: StepTimeline) -> list[tuple[int, int, str]]:
     """(first event, event after the last, direction) of each stretch of the step, in order."""
-    starts: list[tuple[int, str]] = []
-    for b in sorted(timeline.blocks, key=lambda b: b.born):
-        if not starts or starts[-1][1] != b.direction:
-            starts.append((b.born if starts else 0, b.direction))
-    ends = [s for s, _ in starts[1:]] + [timeline.events]
-    return [(s, e, d) for (s, d), e in zip(starts, ends, strict=False) if e > s]
-
-
-def running(timeline: StepTimeline, event: int) -> Block | None:
-    """What was allocated last at an event: the op that runs then."""
-    return max((b for b in timeline.blocks if b.born <= event), key=lambda b: b.born, default=None)
+    found = [(s, e, b.direction) for b, s, e in stretches(timeline, lambda b: b.direction)]
+    return [(s, e, d) for s, e, d in [*((0, e, d) for _, e, d in found[:1]), *found[1:]] if e > s]
 
 
 def moment(timeline: StepTimeline, event: int) -> str:
-    """An event in words: "backward of features_2_conv_1"."""
-    b = running(timeline, event)
+    """An event in words, by what was allocated last: "backward of features_2_conv_1"."""
+    b = max((b for b in timeline.blocks if b.born <= event), key=lambda b: b.born, default=None)
     return "" if b is None else f"{b.direction} of {b.node}" if b.node not in ("", b.direction) else b.direction
 
 
@@ -103,8 +103,7 @@ def extent(timeline: StepTimeline, offsets: Sequence[int] | None) -> int:
     if offsets is None:
         return 0
     if len(offsets) != len(timeline.blocks):
-        raise FloorplanError(
-            f"layout of {timeline.name}: {len(offsets)} offsets for {len(timeline.blocks)} blocks; give one a block"
-        )
+        counts = f"{len(offsets)} offsets for {len(timeline.blocks)} blocks"
+        raise FloorplanError(f"layout of {timeline.name}: {counts}; give one a block")
     ends = [o + b.nbytes for o, b in zip(offsets, timeline.blocks, strict=True) if lasts(b)]
     return max(ends, default=0)

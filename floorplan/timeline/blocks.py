@@ -107,14 +107,8 @@ class StepTimeline:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "name": self.name,
-            "events": self.events,
-            "peak": self.peak,
-            "peak_at": self.peak_at,
-            "state": dict(self.state),
-            "blocks": [vars(b) for b in self.blocks],
-        }
+        figures = {"name": self.name, "events": self.events, "peak": self.peak, "peak_at": self.peak_at}
+        return {**figures, "state": dict(self.state), "blocks": [vars(b) for b in self.blocks]}
 
 
 def _alive_at(blocks: Sequence[Block], events: int) -> tuple[int, ...]:

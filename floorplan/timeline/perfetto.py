@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from floorplan.files import write_text
-from floorplan.timeline.bands import band_of, lasts, live_by_band, phases
-from floorplan.timeline.blocks import Block, StepTimeline
+from floorplan.timeline.bands import band_of, lasts, live_by_band, phases, stretches
+from floorplan.timeline.blocks import StepTimeline
 
 SMALLEST = 65_536  # bytes of a tensor that gets a bar of its own
 PID = 1
@@ -23,15 +23,13 @@ PID = 1
 
 def perfetto(timeline: StepTimeline) -> dict[str, Any]:
     """Trace Event Format (JSON object form), plain data; the counter's maximum is the timeline's peak."""
-    events = [*_names(timeline), *_counters(timeline), *_slices(timeline), *_tensors(timeline)]
+    events = [_event("M", "process_name", 0, 0, args={"name": timeline.name})]
+    events += [_event("M", "thread_name", 0, tid, args={"name": name}) for tid, name in ((1, "step"), (2, "node"))]
+    events += [*_counters(timeline), *_slices(timeline), *_tensors(timeline)]
     events.sort(key=lambda e: (e.get("ts", -1), e["ph"] != "e"))
-    about = {
-        "name": timeline.name,
-        "peak_bytes": timeline.peak,
-        "unit": "1 us = 1 allocation or free, in order",
-        **{f"{k}_bytes": v for k, v in timeline.state},
-    }
-    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
+    about = {"name": timeline.name, "peak_bytes": timeline.peak, "unit": "1 us = 1 allocation or free, in order"}
+    state = {f"{k}_bytes": v for k, v in timeline.state}
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about | state}
 
 
 def write_perfetto(timeline: StepTimeline, path: str | Path, force: bool = True) -> None:
@@ -41,12 +39,6 @@ def write_perfetto(timeline: StepTimeline, path: str | Path, force: bool = True)
 
 def _event(ph: str, name: str, ts: int, tid: int, **more: Any) -> dict[str, Any]:
     return {"ph": ph, "name": name, "pid": PID, "tid": tid, "ts": ts, **more}
-
-
-def _names(timeline: StepTimeline) -> Iterator[dict[str, Any]]:
-    yield _event("M", "process_name", 0, 0, args={"name": timeline.name})
-    for tid, name in enumerate(("step", "node"), start=1):
-        yield _event("M", "thread_name", 0, tid, args={"name": name})
 
 
 def _counters(timeline: StepTimeline) -> Iterator[dict[str, Any]]:
@@ -63,20 +55,13 @@ def _counters(timeline: StepTimeline) -> Iterator[dict[str, Any]]:
 def _slices(timeline: StepTimeline) -> Iterator[dict[str, Any]]:
     for start, end, direction in phases(timeline):
         yield _event("X", direction, start, 1, dur=end - start, cat="step")
-    runs: list[tuple[int, Block]] = []
-    for b in sorted(timeline.blocks, key=lambda b: b.born):
-        if not runs or (runs[-1][1].node, runs[-1][1].direction) != (b.node, b.direction):
-            runs.append((b.born, b))
-    ends = [start for start, _ in runs[1:]] + [timeline.events]
-    for (start, b), end in zip(runs, ends, strict=False):
+    for b, start, end in stretches(timeline, lambda b: (b.node, b.direction)):
         yield _event("X", b.node or b.direction, start, 2, dur=end - start, cat=b.direction)
 
 
 def _tensors(timeline: StepTimeline) -> Iterator[dict[str, Any]]:
     """Pairs with one id a lane: a lane is free again from the event at which its tensor died."""
-    free: list[int] = []
-    busy: list[tuple[int, int]] = []
-    lanes = 0
+    free, busy, lanes = list[int](), list[tuple[int, int]](), 0
     big = [b for b in timeline.blocks if lasts(b) and b.nbytes >= SMALLEST]
     for b in sorted(big, key=lambda b: (b.born, -b.nbytes)):
         while busy and busy[0][0] <= b.born:

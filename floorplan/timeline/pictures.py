@@ -18,6 +18,7 @@ from floorplan.text import amount, clean
 from floorplan.timeline.bands import Band, band_of, extent, lasts, live_by_band, phases, used_bands
 from floorplan.timeline.blocks import Block, StepTimeline
 
+Layouts = Sequence[Sequence[int] | None]
 MB = 1e6
 COLUMNS = 600  # stretches of the step that a picture tells apart
 PER_PICTURE = 4000  # rectangles of a floorplan that stay vectors in an SVG
@@ -27,7 +28,7 @@ INK, MUTED, SHADE = "#1b1f24", "#57606a", "#f6f8fa"
 def draw_timeline(
     timelines: Sequence[StepTimeline],
     path: str | Path,
-    offsets: Sequence[Sequence[int] | None] | None = None,
+    offsets: Layouts | None = None,
     *,
     same_scale: bool = True,
     title: str = "",
@@ -47,23 +48,12 @@ def draw_timeline(
 
 
 def _figure(
-    pyplot: Any,
-    timelines: Sequence[StepTimeline],
-    layouts: Sequence[Sequence[int] | None],
-    sizes: Sequence[int],
-    same_scale: bool,
-    title: str,
+    pyplot: Any, timelines: Sequence[StepTimeline], layouts: Layouts, sizes: Sequence[int], same_scale: bool, title: str
 ) -> Any:
     rows = 2 if any(o is not None for o in layouts) else 1
-    width = max(6.0, 5.2 * len(timelines))
-    figure, axes = pyplot.subplots(
-        rows,
-        len(timelines),
-        figsize=(width, 0.9 + 2.9 * rows),
-        squeeze=False,
-        layout="constrained",
-        height_ratios=[1, 1.25][:rows],
-    )
+    size = (max(6.0, 5.2 * len(timelines)), 0.9 + 2.9 * rows)
+    grid = {"squeeze": False, "layout": "constrained", "height_ratios": [1, 1.25][:rows]}
+    figure, axes = pyplot.subplots(rows, len(timelines), figsize=size, **grid)
     tallest, largest = max(t.peak for t in timelines), max(sizes)
     for i, (t, offsets) in enumerate(zip(timelines, layouts, strict=True)):
         _stack(axes[0][i], t, (tallest if same_scale else t.peak) or 1)
@@ -90,19 +80,11 @@ def _frame(axes: Any, t: StepTimeline, most: float) -> None:
         axes.spines[side].set_visible(False)
     stretches = phases(t)
     axes.set_xticks([s for s, _, _ in stretches], labels=[""] * len(stretches))
+    style = {"textcoords": "offset points", "ha": "center", "va": "top", "fontsize": 9, "color": MUTED}
     for start, end, direction in stretches:
         if (end - start) * 90 > len(direction) * 1.6 * t.events:  # the word fits into its stretch
-            axes.annotate(
-                direction,
-                ((start + end) / 2, 0),
-                (0, -5),
-                textcoords="offset points",
-                ha="center",
-                va="top",
-                fontsize=9,
-                color=MUTED,
-                xycoords=axes.get_xaxis_transform(),
-            )
+            middle = (start + end) / 2
+            axes.annotate(direction, (middle, 0), (0, -5), xycoords=axes.get_xaxis_transform(), **style)
 
 
 def _stack(axes: Any, t: StepTimeline, most: float) -> None:
@@ -122,17 +104,9 @@ def _stack(axes: Any, t: StepTimeline, most: float) -> None:
     at = t.peak_at + 0.5
     axes.axhline(t.peak / MB, color=INK, linewidth=0.9, linestyle=(0, (5, 4)))
     axes.plot([at], [t.peak / MB], "o", color=INK, markersize=4)
-    right = at > 0.6 * t.events
-    axes.annotate(
-        f"peak {amount(t.peak)}",
-        (at, t.peak / MB),
-        (-6 if right else 6, 3),
-        textcoords="offset points",
-        ha="right" if right else "left",
-        va="bottom",
-        fontsize=10,
-        color=INK,
-    )
+    apart, side = (-6, "right") if at > 0.6 * t.events else (6, "left")
+    style = {"textcoords": "offset points", "ha": side, "va": "bottom", "fontsize": 10, "color": INK}
+    axes.annotate(f"peak {amount(t.peak)}", (at, t.peak / MB), (apart, 3), **style)
 
 
 def _floorplan(axes: Any, t: StepTimeline, offsets: Sequence[int] | None, most: float) -> None:
@@ -142,9 +116,9 @@ def _floorplan(axes: Any, t: StepTimeline, offsets: Sequence[int] | None, most: 
         return
     placed = [(o, b) for o, b in zip(offsets, t.blocks, strict=True) if lasts(b)]
     colours = {b.name: b.light for b in used_bands([t])}
+    vague = len(placed) > PER_PICTURE
     for name, colour in colours.items():
         mine = [(o, b) for o, b in placed if band_of(b) == name]
-        vague = len(placed) > PER_PICTURE
         thick = [_box(o, b) for o, b in mine if b.nbytes * 200 >= most]
         _fill(axes, thick, colour, edgecolor="white", linewidth=0.25, rasterized=vague)
         # An edge of its own colour keeps a thin one visible.
@@ -198,13 +172,5 @@ def _legend(figure: Any, bands: Sequence[Band]) -> None:
 
     handles = [Patch(color=b.light, label=b.name) for b in bands]
     columns = max(2, int(figure.get_figwidth() // 1.7))
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=columns,
-        fontsize=9,
-        frameon=False,
-        handlelength=1.1,
-        handleheight=1.0,
-        columnspacing=1.4,
-    )
+    sizes = {"fontsize": 9, "handlelength": 1.1, "handleheight": 1.0, "columnspacing": 1.4}
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, **sizes)

@@ -109,34 +109,34 @@ def _blocks(lives: Sequence[Life], chosen: Sequence[int], of: Callable[[int], tu
         life = lives[i]
         # Which of two storages is let go first between two births differs, and changes nothing.
         died = len(chosen) if life.died is None else bisect_left(births, life.died)
-        blocks.append(
-            Block(
-                born,
-                died,
-                int(life.nbytes),
-                life.node,
-                life.direction,
-                life.op,
-                tuple(map(int, life.shape)),
-                str(life.dtype).removeprefix("torch."),
-                *of(i),
-            )
-        )
+        role, formula = of(i)
+        made, shape = (life.node, life.direction, life.op), tuple(map(int, life.shape))
+        blocks.append(Block(born, died, int(life.nbytes), *made, shape, _dtype(life), role, formula))
     return tuple(blocks)
+
+
+def _dtype(life: Life) -> str:
+    return str(life.dtype).removeprefix("torch.")
 
 
 class _Roles:
     """Why each storage of a run is there."""
 
     def __init__(self, model: nn.Module | None, seen: Run, proof: Proof | None = None) -> None:
-        self.model, self.run, self.lives, self.formulas = model, seen, seen.timeline.lives, _Formulas(proof)
+        self.model, self.run, self.lives = model, seen, seen.timeline.lives
         self.ops = ops_of(model) if isinstance(model, fx.GraphModule) else {}
+        # Formulas of the proof by the node that keeps, dtype and bytes; each is given out once.
+        self.formulas: dict[tuple[str, str, int], list[str]] = {}
+        once = {e.storage: e for e in reversed(proof.kept)} if proof else {}
+        for e in sorted(once.values(), key=lambda e: e.storage):
+            self.formulas.setdefault((e.node, e.dtype, e.nbytes), []).append(e.expr)
 
     def of(self, i: int) -> tuple[str, str]:
         """(role, formula or "")."""
         if i in self.run.saved_lives:
             saver = self.run.keepers.get(i, self.lives[i].node)  # what is hidden from autograd, its maker keeps
-            return self._pillar(saver, self.lives[i]), self.formulas.of(saver, self.lives[i])
+            found = self.formulas.get((saver, _dtype(self.lives[i]), int(self.lives[i].nbytes)))
+            return self._pillar(saver, self.lives[i]), found.pop(0) if found else ""
         if i in self.run.grad_lives:
             return "gradient", ""
         return ("output" if i in self.run.output_lives else "temporary"), ""
@@ -146,18 +146,3 @@ class _Roles:
         packed = life.dtype == torch.uint8 and life.op.startswith("floorplan.")
         saved = Saved(node, op, module, life.shape, life.dtype, 0, "kept", life.op, life.nbytes, life.nbytes)
         return pillar_of(saved, self.model, packed)
-
-
-class _Formulas:
-    """Formulas of a proof by the node that keeps, dtype and bytes; each is given out once."""
-
-    def __init__(self, proof: Proof | None) -> None:
-        self.left: dict[tuple[str, str, int], list[str]] = {}
-        once = {e.storage: e for e in reversed(proof.kept)} if proof else {}
-        for e in sorted(once.values(), key=lambda e: e.storage):
-            self.left.setdefault((e.node, e.dtype, e.nbytes), []).append(e.expr)
-
-    def of(self, saver: str, life: Life) -> str:
-        """The formula of a storage that `saver` keeps, "" if the proof has none."""
-        found = self.left.get((saver, str(life.dtype).removeprefix("torch."), int(life.nbytes)))
-        return found.pop(0) if found else ""

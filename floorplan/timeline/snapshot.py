@@ -26,21 +26,9 @@ def snapshot(timeline: StepTimeline, offsets: Sequence[int] | None = None) -> di
     placed = _placed(timeline, offsets)
     size = max((a + b.nbytes - BASE for a, b in placed), default=0)
     ends = sorted(((a, b) for a, b in placed if b.died >= timeline.events), key=lambda p: p[0])
-    held = sum(b.nbytes for _, b in ends)
-    segment = {
-        "device": 0,
-        "address": BASE,
-        "total_size": size,
-        "allocated_size": held,
-        "active_size": held,
-        "requested_size": held,
-        "stream": 0,
-        "segment_type": "large",
-        "segment_pool_id": [0, 0],
-        "is_expandable": False,
-        "frames": [],
-        "blocks": _tiles(ends, size),
-    }
+    held = dict.fromkeys(("allocated_size", "active_size", "requested_size"), sum(b.nbytes for _, b in ends))
+    kind = {"stream": 0, "segment_type": "large", "segment_pool_id": [0, 0], "is_expandable": False, "frames": []}
+    segment = {"device": 0, "address": BASE, "total_size": size, **held, **kind, "blocks": _tiles(ends, size)}
     return {"segments": [segment] if size else [], "device_traces": [_trace(placed, size, timeline.events)]}
 
 
@@ -71,11 +59,7 @@ def _frames(block: Block) -> list[dict[str, Any]]:
 
 def _trace(placed: Sequence[_Placed], size: int, events: int) -> list[dict[str, Any]]:
     """Events in order of time; at one event what dies goes before what is born, for it may take its place."""
-    moments: list[tuple[int, int, int, Block]] = []
-    for a, b in placed:
-        moments.append((b.born, 1, a, b))
-        if b.died < events:
-            moments.append((b.died, 0, a, b))
+    moments = [(b.born, 1, a, b) for a, b in placed] + [(b.died, 0, a, b) for a, b in placed if b.died < events]
     out = [_event("segment_alloc", BASE, size, 0, [])] if size else []
     for time, born, a, b in sorted(moments, key=lambda m: m[:3]):
         for action in ("alloc",) if born else ("free_requested", "free_completed"):

@@ -33,7 +33,8 @@ def text(timeline: StepTimeline, width: int = 80, top: int = 6, *, plain: bool =
     head = f"{clean(timeline.name)}: peak {amount(timeline.peak)} at event {at:,} of {timeline.events:,}{when}"
     lines = wrap(head, width, subsequent_indent="  ")
     lines += [*_chart(timeline, width, plain), *_contributors(timeline, width, top)]
-    return "\n".join(_ascii(line) if plain else line for line in lines)
+    found = "\n".join(lines)
+    return found.replace("…", "~").encode("ascii", "replace").decode() if plain else found
 
 
 def columns(live: Sequence[int], width: int) -> list[int]:
@@ -46,8 +47,7 @@ def _chart(timeline: StepTimeline, width: int, plain: bool) -> list[str]:
     """HEIGHT rows of blocks, in eighths of a row, over a line that names the directions."""
     label = amount(timeline.peak)
     marks, inner = (PLAIN if plain else BLOCKS), width - len(label) - 3
-    peak = max(timeline.peak, 1)
-    full = len(marks) - 1
+    peak, full = max(timeline.peak, 1), len(marks) - 1
     # A column that holds anything shows at least the smallest mark, and only the peak fills the chart.
     heights = [-(-v * HEIGHT * full // peak) for v in columns(timeline.live, inner)]
     rows = []
@@ -78,13 +78,8 @@ def _contributors(timeline: StepTimeline, width: int, top: int) -> list[str]:
     columns = [["bytes"], ["share"], ["role"], ["node"], ["shape"]][: 5 if width >= 72 else 4]
     for b in alive[:top]:
         role = band_of(b) if width >= 60 else band_of(b).partition(",")[0]
-        cells = (
-            amount(b.nbytes),
-            f"{100 * b.nbytes / timeline.peak:.1f} %",
-            role,
-            clean(b.node or "-"),
-            _short("x".join(map(str, b.shape)) or "scalar", 18),
-        )
+        share, shape = f"{100 * b.nbytes / timeline.peak:.1f} %", "x".join(map(str, b.shape)) or "scalar"
+        cells = (amount(b.nbytes), share, role, clean(b.node or "-"), _short(shape, 18))
         for column, cell in zip(columns, cells, strict=False):
             column.append(cell)
     room = width - sum(max(map(len, c)) + 2 for c in columns if c[0] != "node")
@@ -104,7 +99,3 @@ def _short(word: str, room: int) -> str:
         return word
     left = (room - 1) // 2
     return f"{word[:left]}…{word[len(word) - (room - 1 - left) :]}"
-
-
-def _ascii(line: str) -> str:
-    return line.replace("…", "~").encode("ascii", "replace").decode()

@@ -7,7 +7,7 @@ Every original node keeps its name and its place, every module its path.
 """
 
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from torch import fx, nn
@@ -27,7 +27,7 @@ def apply(
     """
     twin = clone_structure(gm)
     twin.meta = dict(gm.meta)
-    writer = _Writer(twin, values, again, apart)
+    writer = _Writer(twin, gm.graph, values, again, apart)
     for n in list(twin.graph.nodes):
         writer.visit(n)
     twin.graph.lint()
@@ -35,28 +35,19 @@ def apply(
     return twin, writer.macs
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What a node called before it was changed."""
-
-    name: str
-    op: str
-    target: Any
-    args: Any
-    kwargs: Any
-
-
 class _Writer:
     """Adds Keep and Promise nodes and turns into Forgetful ones those that save what is not kept."""
 
-    def __init__(self, gm: fx.GraphModule, values: dict[str, Value], again: Set[str], apart: bool) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, before: fx.Graph, values: dict[str, Value], again: Set[str], apart: bool
+    ) -> None:
         self.gm, self.graph, self.values, self.again, self.apart = gm, gm.graph, values, again, apart
         self.macs = 0
         read = {s for n in gm.graph.nodes if n.name in again for s in sources(n, values)}
         self.kept = read - again
         self.made: dict[str, fx.Node] = {}  # Keep or Promise node of a value
         self.nodes = {n.name: n for n in gm.graph.nodes}
-        self.calls = {n.name: _Call(n.name, n.op, n.target, n.args, n.kwargs) for n in gm.graph.nodes}
+        self.calls = {n.name: n for n in before.nodes}  # what a node called before it is changed
         self.last_input = [n for n in gm.graph.nodes if n.op == "placeholder"][-1:]
         self.home = next(n for n in _names("remat") if not hasattr(gm, n))
         self.modules: dict[tuple[str, ...], str] = {}
@@ -68,9 +59,8 @@ class _Writer:
                 self._promise(n.name, self.made)
         if n.name in self.kept:
             with self.graph.inserting_after(self.last_input[0] if n.op == "placeholder" else n):
-                self.made[n.name] = self.graph.create_node(
-                    "call_module", self._module(Keep), (n,), {}, f"{n.name}_kept"
-                )
+                path = self._module(Keep)
+                self.made[n.name] = self.graph.create_node("call_module", path, (n,), {}, f"{n.name}_kept")
         if forgets := [o for o in self.values[n.name].saves if o in self.again]:
             self._forget(n, forgets)
 
@@ -80,9 +70,8 @@ class _Writer:
             n = self.calls[name]
             args, kwargs = fx.node.map_arg((n.args, n.kwargs), lambda u: self._promise(u.name, made))
             args, key = self._called(n, args)
-            made[name] = self.graph.create_node(
-                "call_module", self._module(Promise, *key), (args, kwargs), {}, f"{name}_promised"
-            )
+            path = self._module(Promise, *key)
+            made[name] = self.graph.create_node("call_module", path, (args, kwargs), {}, f"{name}_promised")
             self.macs += self.values[name].macs
         return made.get(name) or self.made.get(name) or self.nodes[name]
 
@@ -92,14 +81,8 @@ class _Writer:
         with self.graph.inserting_before(n):
             promises = {o: self._promise(o, made) for o in forgets}
             args, key = self._called(n, n.args)
-        n.args = (
-            args,
-            n.kwargs,
-            tuple(self.nodes[o] for o in others),
-            tuple(promises[o] for o in others),
-            promises.get(n.name),
-        )
-        n.kwargs = {}
+        values, promised = tuple(self.nodes[o] for o in others), tuple(promises[o] for o in others)
+        n.args, n.kwargs = (args, n.kwargs, values, promised, promises.get(n.name)), {}
         n.op, n.target = "call_module", self._module(Forgetful, *key)
 
     def _called(self, n: Any, args: Any) -> tuple[Any, tuple[str, str]]:
@@ -123,7 +106,4 @@ class _Writer:
 
 def _names(base: str) -> Iterator[str]:
     yield base
-    i = 1
-    while True:
-        yield f"{base}_{i}"
-        i += 1
+    yield from (f"{base}_{i}" for i in count(1))

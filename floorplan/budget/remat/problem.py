@@ -26,12 +26,9 @@ class Problem:
         small = sum(values[o].nbytes for o in needed) // _SMALL
         self.small = {name for name in self.names if values[name].owner == name and values[name].nbytes < small}
         self.needed = [self.at[o] for o in needed if o not in self.small]
-        self.sizes = [self._size(values[n.name]) for n in nodes]
+        made = [values[name] for name in self.names]
+        self.sizes = [v.nbytes * _UNIT if v.owner == v.node and not v.written else None for v in made]
         self.fixed = [self._fixed(n) for n in nodes]
-
-    def _size(self, v: Value) -> int | None:
-        whole = v.owner == v.node and not v.written
-        return v.nbytes * _UNIT if whole else None
 
     def _fixed(self, n: fx.Node) -> bool:
         """Whether a node's value is only to be had by keeping it."""
@@ -48,10 +45,8 @@ class Problem:
                     yield frozenset(self.names[i] for i in cut.recomputed)
 
     def _cut(self, price: float, crossing: set[int]) -> Cut | None:
-        prices = [
-            None if self.fixed[i] or i in crossing else round(self.values[name].cost * price * _UNIT)
-            for i, name in enumerate(self.names)
-        ]
+        costs = [round(self.values[name].cost * price * _UNIT) for name in self.names]
+        prices = [None if self.fixed[i] or i in crossing else cost for i, cost in enumerate(costs)]
         try:
             return cheapest_cut(self.sizes, self.inputs, self.needed, prices)
         except ValueError:  # a view that no computation may cross, of memory that may not be kept
@@ -59,7 +54,11 @@ class Problem:
 
     def _divisions(self) -> Iterator[set[int]]:
         """The values that cross the divisions: none, then those of ever smaller parts."""
-        last = self._last_uses()
+        last: dict[int, int] = {}  # number of a value that has memory of its own -> that of the last node that reads it
+        for i, us in enumerate(self.inputs):
+            for u in us:
+                owner = self.values[self.names[u]].owner
+                last[self.at[owner] if owner else u] = i
         crossing = [[u for u, end in last.items() if u < i <= end] for i in range(len(self.names))]
         sizes = [sum(self.values[self.names[u]].nbytes for u in us) for us in crossing]
         needed = set(self.needed)
@@ -69,15 +68,6 @@ class Problem:
         while limit > max(weights, default=0):
             limit //= 2
             yield {u for i in boundaries(weights, sizes, limit) for u in crossing[i]}
-
-    def _last_uses(self) -> dict[int, int]:
-        """Number of a value that has memory of its own -> that of the last node that reads it."""
-        last: dict[int, int] = {}
-        for i, us in enumerate(self.inputs):
-            for u in us:
-                owner = self.values[self.names[u]].owner
-                last[self.at[owner] if owner else u] = i
-        return last
 
     def refusals(self) -> Iterator[str]:
         """Why a value that is kept is never computed again, by node."""

@@ -150,8 +150,5 @@ def recomputed(
 
 def _state(gm: nn.Module, given: Sequence[Any], target: torch.Tensor) -> int:
     trained = bytes_of_tensors([p for p in gm.parameters() if p.requires_grad])
-    return (
-        bytes_of_tensors(model_state(gm))
-        + memory.optimizer_state(trained)
-        + bytes_of_tensors(list(tensors_in((*given, target))))
-    )
+    batch = bytes_of_tensors(list(tensors_in((*given, target))))
+    return bytes_of_tensors(model_state(gm)) + memory.optimizer_state(trained) + batch

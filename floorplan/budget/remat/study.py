@@ -92,8 +92,8 @@ class _Study(fx.Interpreter):
         foreign = self.ops.written - self.ops.born
         if foreign:
             v.refused = v.refused or "it writes to memory that it did not make"
-            for key in foreign:
-                self._mark(self.owners.get(key, ""), n.name)
+            for owner in filter(None, (self.owners.get(key) for key in foreign)):
+                self.values[owner].written = self.values[owner].written or n.name
         self._own(v, n, out)
         v.cost = sum(t.numel() for t in tensors_in(out) if storage_key(t) in self.ops.born)
         self.ops.alive += saved
@@ -110,10 +110,6 @@ class _Study(fx.Interpreter):
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             getattr(self, n.op)(n.target, args, kwargs)
         return int(counter.get_total_flops()) // 2
-
-    def _mark(self, owner: str, writer: str) -> None:
-        if owner:
-            self.values[owner].written = self.values[owner].written or writer
 
     def _own(self, v: Value, n: fx.Node, out: Any) -> None:
         if not isinstance(out, Tensor) or n.op == "output":
@@ -134,13 +130,15 @@ def _untrusted(n: fx.Node, gm: nn.Module) -> str:
     if n.op != "call_module":
         return ""
     m = gm.get_submodule(str(n.target))
-    known = isinstance(m, Layer) or type(m).__module__.startswith("torch.")
-    return "" if known else f"nothing is known of what {type(m).__name__} does when it runs twice"
+    return "" if _known(m) else f"nothing is known of what {type(m).__name__} does when it runs twice"
 
 
-_OUT_OF_PLACE: dict[Any, Any] = {
-    getattr(operator, f"i{name}"): getattr(operator, name) for name in ("add", "sub", "mul", "truediv")
-}
+def _known(m: nn.Module) -> bool:
+    return isinstance(m, Layer) or type(m).__module__.startswith("torch.")
+
+
+_INPLACE = ("add", "sub", "mul", "truediv")
+_OUT_OF_PLACE: dict[Any, Any] = {getattr(operator, f"i{name}"): getattr(operator, name) for name in _INPLACE}
 
 
 def out_of_place(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, dict[str, Value]]:
@@ -159,8 +157,7 @@ def out_of_place(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphMod
             n.target = _OUT_OF_PLACE[n.target]
     for target, nodes in calls.items():
         m = twin.get_submodule(target)
-        own = isinstance(m, Layer) or type(m).__module__.startswith("torch.")
-        if own and getattr(m, "inplace", False) is True and not any(_noticed(n, values) for n in nodes):
+        if _known(m) and getattr(m, "inplace", False) is True and not any(_noticed(n, values) for n in nodes):
             m.inplace = False  # type: ignore[assignment]
     twin.recompile()
     return twin, study(twin, inputs)
@@ -189,14 +186,10 @@ def study(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Value]:
 
 def sources(n: fx.Node, values: dict[str, Value]) -> list[str]:
     """The nodes of whose memory a node is computed; what is no tensor, and model state, apart."""
-    tensors = [u for u in n.all_input_nodes if u.op != "get_attr" and _holds(u, values)]
-    return [u.name for u in tensors]
+    return [u.name for u in n.all_input_nodes if u.op != "get_attr" and _holds(u, values)]
 
 
 def _holds(u: fx.Node, values: dict[str, Value]) -> bool:
     """Whether a node's value is a tensor or has tensors in it."""
-    return values[u.name].tensor or any(values[x.name].tensor and _picks(x) for x in u.users)
-
-
-def _picks(n: fx.Node) -> bool:
-    return getattr(n.target, "__name__", "") == "getitem"
+    picked = (x for x in u.users if getattr(x.target, "__name__", "") == "getitem")
+    return values[u.name].tensor or any(values[x.name].tensor for x in picked)
