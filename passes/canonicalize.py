@@ -35,9 +35,13 @@ from floorplan.layers.plain import TrainingFlag
 
 _DROPOUT_MODULES = tuple(dict.fromkeys(cast(Any, s.make) for s in DROPOUTS.values()))
 _ADD = Spelling(parameters("input other alpha=1"), nn.Identity)
-_FLATTEN = Spelling(parameters("input start_dim=0 end_dim=-1"), nn.Identity)
-_CAT = Spelling(parameters("tensors dim=0"), nn.Identity)
-_PAD = Spelling(PAD, nn.Identity)
+_TAKES: dict[Any, Spelling] = {
+    operator.add: _ADD,
+    operator.iadd: _ADD,
+    torch.flatten: Spelling(parameters("input start_dim=0 end_dim=-1"), nn.Identity),
+    torch.cat: Spelling(parameters("tensors dim=0"), nn.Identity),
+    F.pad: Spelling(PAD, nn.Identity),
+}
 _SYNONYMS: dict[Any, Any] = {
     torch.add: operator.add,
     "add": operator.add,
@@ -122,14 +126,9 @@ def _stateless(gm: fx.GraphModule, node: fx.Node, s: Spelling, bound: dict[str, 
         return "it returns indices too"
     if isinstance(bound.get("min", 0), bool) or isinstance(bound.get("max", 0), bool):
         return "its bounds are not numbers"
-    m = s.make(**_plain(bound), **dict(s.fixed))
-    _become(gm, node, m.train(gm.training), x)
+    options = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in bound.items()}  # not fx's own lists
+    _become(gm, node, s.make(**options, **dict(s.fixed)).train(gm.training), x)
     return ""
-
-
-def _plain(bound: dict[str, Any]) -> dict[str, Any]:
-    """Arguments without fx's own list and dict classes."""
-    return {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in bound.items()}
 
 
 def _dropout(gm: fx.GraphModule, node: fx.Node, make: Callable[..., nn.Module], bound: dict[str, Any]) -> str:
@@ -152,30 +151,19 @@ def _dropout(gm: fx.GraphModule, node: fx.Node, make: Callable[..., nn.Module], 
 
 def _rename(node: fx.Node, to: Any) -> str | None:
     """Spell an add, a flatten, a concat or a pad in the one way."""
-    before = (node.op, node.target, node.args, dict(node.kwargs))
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any] = {}
+    named = {"dim" if to is torch.cat and k == "axis" else k: v for k, v in node.kwargs.items()}
+    bound = _TAKES[to].bind(node.args, named)
     if to in (operator.add, operator.iadd):
-        bound = _ADD.bind(node.args, dict(node.kwargs))
         if not all(isinstance(bound[k], fx.Node) for k in ("input", "other")):
             return None
-        if bound["alpha"] != 1:
+        if bound.pop("alpha") != 1:
             return "it scales what it adds (alpha)"
-        args = (bound["input"], bound["other"])
-    elif to is torch.flatten:
-        bound = _FLATTEN.bind(node.args, dict(node.kwargs))
-        args = tuple(bound.values())
-    elif to is torch.cat:
-        named = {"dim" if k == "axis" else k: v for k, v in node.kwargs.items()}
-        bound = _CAT.bind(node.args, named)
-        args = tuple(bound.values())
-    else:
-        bound = _PAD.bind(node.args, dict(node.kwargs))
-        args, kwargs = (bound.pop("input"),), bound
+    kwargs = {k: bound.pop(k) for k in list(bound)[1:]} if to is F.pad else {}
+    args = tuple(bound.values())
     if (node.op, node.target, node.args, dict(node.kwargs)) == ("call_function", to, args, kwargs):
         return None
     node.op, node.target, node.args, node.kwargs = "call_function", to, args, kwargs
-    return None if before == (node.op, node.target, node.args, dict(node.kwargs)) else ""
+    return ""
 
 
 def _module(gm: fx.GraphModule, node: fx.Node) -> str | None:

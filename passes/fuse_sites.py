@@ -117,20 +117,13 @@ def _absorb_activation(gm: fx.GraphModule, node: fx.Node, site: FusedConv) -> It
         m = gm.get_submodule(str(act.target))
         if not ends_site(m):
             continue
-        if why := _unabsorbable(node, site) or hook_reason(m):
-            yield Site(act.name, why)
-            continue
-        site.set_activation(m)
-        act.replace_all_uses_with(node)
-        gm.graph.erase_node(act)
-        yield Site(act.name)
-        return
-
-
-def _unabsorbable(node: fx.Node, site: FusedConv) -> str:
-    if site.act is not None:
-        return f"{node.name} ends in a {type(site.act).__name__} already"
-    return f"{node.name} has other readers" if len(node.users) > 1 else ""
+        taken = "" if site.act is None else f"{node.name} ends in a {type(site.act).__name__} already"
+        why = taken or (f"{node.name} has other readers" if len(node.users) > 1 else hook_reason(m))
+        if not why:
+            site.set_activation(m)
+            act.replace_all_uses_with(node)
+            gm.graph.erase_node(act)
+        yield Site(act.name, why)
 
 
 PASS = Pass("fuse_sites", run, tolerance=1e-9)

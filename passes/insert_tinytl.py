@@ -56,11 +56,8 @@ class Insert(Insertion):
         yield from _frozen_convs(gm)
 
     def nothing(self, gm: fx.GraphModule, found: int) -> str:
-        """What is said where no branch fits."""
-        return (
-            "tinytl: no lite residual fits; it stands beside submodules of two or more 2-D convs "
-            "with one input and one output"
-        )
+        beside = "it stands beside submodules of two or more 2-D convs with one input and one output"
+        return f"tinytl: no lite residual fits; {beside}"
 
     def _branches(self, gm: fx.GraphModule, generator: torch.Generator) -> Iterator[Site]:
         widths, made = _widths(gm), dict[str, str]()
@@ -71,16 +68,12 @@ class Insert(Insertion):
                 continue
             if path not in made:  # a block that runs twice has one branch
                 made[path] = free_path(gm, f"{path}.lite")
-                lite = _like(gm, LiteResidual(block.inputs, block.outputs))
-                lite.start(generator)
+                floats = (p for p in (*gm.parameters(), *gm.buffers()) if p.is_floating_point())
+                lite = LiteResidual(block.inputs, block.outputs)
+                lite.to(next(floats, lite.U)).start(generator)
                 set_module(gm, made[path], lite)
             widths[_insert(gm, block, made[path])] = block.outputs
             yield Site(path)
-
-
-def _like(gm: fx.GraphModule, lite: LiteResidual) -> LiteResidual:
-    like = next((p for p in (*gm.parameters(), *gm.buffers()) if p.is_floating_point()), None)
-    return lite if like is None else lite.to(device=like.device, dtype=like.dtype)
 
 
 def blocks(gm: fx.GraphModule) -> list[tuple[str, Nodes]]:

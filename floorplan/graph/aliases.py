@@ -16,19 +16,8 @@ from floorplan.torch_doors import AvgPoolNd, BatchNormNd, ConvNd, MaxPoolNd
 
 _FRESH_MODULES = (nn.Linear, ConvNd, BatchNormNd, MaxPoolNd, AvgPoolNd, nn.Upsample)
 _FRESH_FUNCTIONS = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.cat, F.pad}
-_WRITERS = {
-    operator.iadd,
-    operator.isub,
-    operator.imul,
-    operator.itruediv,
-    operator.ifloordiv,
-    operator.imod,
-    operator.ipow,
-    operator.iand,
-    operator.ior,
-    operator.ixor,
-    operator.setitem,
-}
+_NAMES = "iadd isub imul itruediv ifloordiv imod ipow iand ior ixor setitem"
+_WRITERS = {getattr(operator, name) for name in _NAMES.split()}
 Roots = dict[fx.Node, frozenset[fx.Node]]
 
 
@@ -65,7 +54,7 @@ def written(gm: fx.GraphModule, n: fx.Node, roots: Roots) -> frozenset[fx.Node]:
             return frozenset()
         return frozenset().union(*(roots[a] for a in n.all_input_nodes))
     if n.op in ("call_function", "call_method") and _writes(n):
-        outs = [a for a in (*n.args[:1], n.kwargs.get("input"), n.kwargs.get("out"))]
+        outs = (*n.args[:1], n.kwargs.get("input"), n.kwargs.get("out"))
         return frozenset().union(*(roots[a] for a in outs if isinstance(a, fx.Node)))
     return frozenset()
 

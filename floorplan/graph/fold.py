@@ -12,11 +12,7 @@ from floorplan.layers.geometry import geometry_of
 from floorplan.torch_doors import FORWARDS, hooks_of
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
 PARAMETRIZED = "its weight is parametrized; remove the parametrization first (leave_parametrized=True)"
-
-
 LARGE_SCALE = 100.0  # a folded BatchNorm scaling a channel by more than this is worth a word
 
 

@@ -48,6 +48,7 @@ def parameters(text: str) -> tuple[tuple[str, Any], ...]:
     return tuple((n, ast.literal_eval(v) if eq else ...) for n, eq, v in pairs)
 
 
+_DIMS = ("1d", "2d", "3d")
 _MAX = "input kernel_size stride=None padding=0 dilation=1 ceil_mode=False return_indices=False"
 _AVG1 = "input kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True"
 _AVG = f"{_AVG1} divisor_override=None"
@@ -79,41 +80,30 @@ def _options(a: Activation) -> tuple[tuple[str, Any], ...]:
 
 
 def _pools(table: dict[Any, Spelling]) -> None:
-    for d in (1, 2, 3):
-        avg = parameters(_AVG1 if d == 1 else _AVG)
-        top, size = parameters(_MAX), parameters("input output_size")
-        both = parameters("input output_size return_indices=False")
+    for d in _DIMS:
         rows = (
-            (f"max_pool{d}d", top, f"MaxPool{d}d"),
-            (f"avg_pool{d}d", avg, f"AvgPool{d}d"),
-            (f"adaptive_avg_pool{d}d", size, f"AdaptiveAvgPool{d}d"),
-            (f"adaptive_max_pool{d}d", both, f"AdaptiveMaxPool{d}d"),
+            ("max_pool", _MAX, "MaxPool"),
+            ("avg_pool", _AVG1 if d == "1d" else _AVG, "AvgPool"),
+            ("adaptive_avg_pool", "input output_size", "AdaptiveAvgPool"),
+            ("adaptive_max_pool", "input output_size return_indices=False", "AdaptiveMaxPool"),
         )
         for name, takes, cls in rows:
-            table[getattr(F, name)] = Spelling(takes, getattr(nn, cls))
-        table[getattr(torch, f"max_pool{d}d")] = Spelling(top[:-1], getattr(nn, f"MaxPool{d}d"))
-        table.pop(getattr(F, f"max_pool{d}d_with_indices"), None)
+            table[getattr(F, f"{name}{d}")] = Spelling(parameters(takes), getattr(nn, f"{cls}{d}"))
+        table[getattr(torch, f"max_pool{d}")] = Spelling(parameters(_MAX)[:-1], getattr(nn, f"MaxPool{d}"))
+        table.pop(getattr(F, f"max_pool{d}_with_indices"), None)
 
 
-def _tables() -> tuple[dict[Any, Spelling], dict[str, Spelling]]:
-    functions: dict[Any, Spelling] = {}
-    methods: dict[str, Spelling] = {}
-    _activations(functions, methods)
-    _pools(functions)
-    return functions, methods
-
-
-FUNCTIONS, METHODS = _tables()
+FUNCTIONS: dict[Any, Spelling] = {}
+METHODS: dict[str, Spelling] = {}
+_activations(FUNCTIONS, METHODS)
+_pools(FUNCTIONS)
 # In place where no module is.
 NO_MODULE = {f"{f}_" for a in ACTIVATIONS.values() if a.spelled and not a.inplace for f in a.functions.split()}
 
 _DROP = "input p=0.5 training=True inplace=False"
 _ALPHA = "input p=0.5 training=False inplace=False"
 DROPOUTS: dict[Any, Spelling] = {
-    F.dropout: Spelling(parameters(_DROP), nn.Dropout),
-    F.dropout1d: Spelling(parameters(_DROP), nn.Dropout1d),
-    F.dropout2d: Spelling(parameters(_DROP), nn.Dropout2d),
-    F.dropout3d: Spelling(parameters(_DROP), nn.Dropout3d),
+    **{getattr(F, f"dropout{d}"): Spelling(parameters(_DROP), getattr(nn, f"Dropout{d}")) for d in ("", *_DIMS)},
     F.alpha_dropout: Spelling(parameters(_ALPHA), nn.AlphaDropout),
     F.feature_alpha_dropout: Spelling(parameters(_ALPHA), nn.FeatureAlphaDropout),
     torch.dropout: Spelling(parameters("input p training"), nn.Dropout),
@@ -126,22 +116,15 @@ WEIGHTED: dict[Any, Spelling] = {
     F.linear: Spelling(parameters("input weight bias=None"), nn.Linear),
     F.prelu: Spelling(parameters("input weight"), nn.PReLU),
     F.batch_norm: Spelling(parameters(_BN), AnyBatchNorm),
-    F.conv1d: Spelling(parameters(_CONV), nn.Conv1d),
-    F.conv2d: Spelling(parameters(_CONV), nn.Conv2d),
-    F.conv3d: Spelling(parameters(_CONV), nn.Conv3d),
-    F.conv_transpose1d: Spelling(parameters(_DECONV), nn.ConvTranspose1d),
-    F.conv_transpose2d: Spelling(parameters(_DECONV), nn.ConvTranspose2d),
-    F.conv_transpose3d: Spelling(parameters(_DECONV), nn.ConvTranspose3d),
+    **{getattr(F, f"conv{d}"): Spelling(parameters(_CONV), getattr(nn, f"Conv{d}")) for d in _DIMS},
+    **{
+        getattr(F, f"conv_transpose{d}"): Spelling(parameters(_DECONV), getattr(nn, f"ConvTranspose{d}")) for d in _DIMS
+    },
 }
 
 PAD = parameters("input pad mode='constant' value=None")
-_PADS = (
-    ("Zero", "constant"),
-    ("Constant", "constant"),
-    ("Reflection", "reflect"),
-    ("Replication", "replicate"),
-    ("Circular", "circular"),
-)
+_PADS = {"Zero": "constant", "Constant": "constant"}
+_PADS |= {"Reflection": "reflect", "Replication": "replicate", "Circular": "circular"}
 PAD_MODULES: dict[type[nn.Module], str] = {
-    getattr(nn, f"{kind}Pad{d}d"): mode for kind, mode in _PADS for d in (1, 2, 3)
+    getattr(nn, f"{kind}Pad{d}"): mode for kind, mode in _PADS.items() for d in _DIMS
 }

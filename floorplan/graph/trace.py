@@ -22,7 +22,7 @@ from floorplan.errors import TraceError
 from floorplan.graph.decide import ValueBranch
 from floorplan.graph.leaves import leaf_reason
 from floorplan.graph.tracer import Tracer, reason_of
-from floorplan.graph.untouched import complete, tidy, untouched
+from floorplan.graph.untouched import complete, in_mode, tidy, untouched
 from floorplan.layers.plain import TrainingFlag
 from floorplan.torch_doors import forget_tracer, hooks_of
 
@@ -53,12 +53,9 @@ def trace(model: nn.Module, inputs: Sequence[Any], *, both_modes: bool = False) 
         gm = fx.GraphModule(model, copy.deepcopy(model.graph), type(model).__name__)
         complete(gm, model)
         return Traced(gm, ("torch.export's checks of the inputs are left out",) * _exported(model))
-    flags = {m: m.training for m in model.modules()}
-    try:
-        traced = _both(model, inputs, set(flags.values())) if both_modes else _once(model, inputs)
-    finally:
-        for m, flag in flags.items():
-            m.training = flag
+    with in_mode(model, "saved"):
+        flags = {m.training for m in model.modules()}
+        traced = _both(model, inputs, flags) if both_modes else _once(model, inputs)
     for found in (traced, traced.own):
         if found is not None and (found.opaque.get(ROOT) is None or found.gm.get_submodule(ROOT) is not model):
             complete(found.gm, model)
@@ -89,7 +86,10 @@ def _both(model: nn.Module, inputs: Sequence[Any], flags: set[bool]) -> Traced:
         other = list(_differences(base.gm.graph, runs[False].gm.graph))
         failed = next((p.fact for p in places + other if p.fact), "")
         if not failed:
-            as_is = _copied(base) if places else base
+            as_is = base
+            if places:  # the same graph on the same modules, to be left as it is
+                graph = copy.deepcopy(base.gm.graph)
+                as_is = replace(base, gm=fx.GraphModule(base.gm, graph, type(base.gm).__name__))
             nodes = list(base.gm.graph.nodes)
             for p in places:
                 _follow(base.gm, nodes[p.index], p)
@@ -100,11 +100,6 @@ def _both(model: nn.Module, inputs: Sequence[Any], flags: set[bool]) -> Traced:
     was = runs[False]
     own = base or runs.get(mode_now)
     return replace(was, notes=(*was.notes, f"{note}; the eval-mode graph is used"), own=own)
-
-
-def _copied(traced: Traced) -> Traced:
-    """The same graph on the same modules, to be left as it is."""
-    return replace(traced, gm=fx.GraphModule(traced.gm, copy.deepcopy(traced.gm.graph), type(traced.gm).__name__))
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,6 @@ class PackedActivation(Layer):
         return new.train(module.training)
 
     def plain_form(self) -> nn.Module:
-        """torch's own."""
         if self.act is not None:
             return self.act
         assert self.slope is not None
@@ -246,7 +245,6 @@ class PackedActivation(Layer):
         return act
 
     def extra_repr(self) -> str:
-        """The activation's name and options."""
         return ", ".join([self.name, *(f"{k}={v}" for k, v in self.options.items())])
 
     def forward(self, z: Tensor) -> Tensor:

@@ -70,18 +70,7 @@ class ConvAdapter(Adapter):
     def start(self, generator: torch.Generator) -> None:
         """Set the factors; the weight is the conv's by now."""
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {
-            "geometry": self.geo.config(),
-            "weight": list(self.weight.shape),
-            "rank": self.rank,
-            "scale": self.scale,
-            "bias": self.bias is not None,
-        }
-
     def extra_repr(self) -> str:
-        """What a reader of the graph wants to know."""
         return f"{list(self.weight.shape)}, rank={self.rank}, scale={self.scale}"
 
     def merged(self) -> Tensor:
@@ -89,7 +78,6 @@ class ConvAdapter(Adapter):
         return (self.weight + self.delta()).detach()
 
     def plain_form(self) -> PlainConv:
-        """One conv."""
         return PlainConv(self.geo, self.merged(), self.bias)
 
     def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs:

@@ -6,7 +6,7 @@ torch's own average pools keep x, of which their backward reads nothing but the 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,8 @@ from floorplan.layers.layer import Layer
 from floorplan.torch_doors import ADAPTIVE_BACKWARD, applied
 
 aten = torch.ops.aten
+AVG_POOLS: tuple[type[nn.Module], ...] = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+ADAPTIVE_AVG_POOLS: tuple[type[nn.Module], ...] = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 
 
 def dims_of(module: nn.Module) -> int:
@@ -75,20 +77,17 @@ class ShapeAvgPool(Layer):
         return cls(*window, m.ceil_mode, m.count_include_pad, divisor).train(m.training)
 
     def plain_form(self) -> nn.Module:
-        """torch's own."""
         options = {} if self.dims == 1 else {"divisor_override": self.divisor_override}
         window = (tuple(t) for t in (self.kernel, self.stride, self.padding))
-        kind: Any = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[self.dims - 1]
+        kind: Any = AVG_POOLS[self.dims - 1]
         return kind(*window, self.ceil_mode, self.count_include_pad, **options)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
-        """Kernel and stride."""
         return f"kernel={self.kernel}, stride={self.stride}, padding={self.padding}"
 
     def forward(self, x: Tensor) -> Tensor:
         """The mean of each window."""
-        one = [] if self.dims > 1 else [1]
-        zero = [] if self.dims > 1 else [0]
+        one, zero = ([1], [0]) if self.dims == 1 else ([], [])
         window = (one + self.kernel, one + self.stride, zero + self.padding)
         options = (self.ceil_mode, self.count_include_pad, self.divisor_override)
         y = applied(_AvgPool, one_high(x, self.dims), *window, *options)
@@ -134,12 +133,9 @@ class ShapeAdaptiveAvgPool(Layer):
         return cls(each_dim(m.output_size, dims_of(m))).train(m.training)
 
     def plain_form(self) -> nn.Module:
-        """torch's own."""
-        kind: Any = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[self.dims - 1]
-        return kind(tuple(self.output))  # type: ignore[no-any-return]
+        return cast(Any, ADAPTIVE_AVG_POOLS[self.dims - 1])(tuple(self.output))  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
-        """Output size."""
         return f"output={self.output}"
 
     def forward(self, x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.activations import Gate
 from floorplan.layers.adapter import as_conv_starts
-from floorplan.layers.geometry import Geometry, conv, conv_input_grad, frozen_conv, pad, padded_size, unpad
+from floorplan.layers.geometry import Geometry, conv, frozen_conv, input_grad, pad
 from floorplan.layers.layer import Adapter, Layer, PlainConv
 from floorplan.layers.paper import PaperSite, per_channel
 from floorplan.torch_doors import applied
@@ -61,7 +61,6 @@ class LiteResidual(Adapter):
         return Macs(0, beside, beside)
 
     def extra_repr(self) -> str:
-        """What a reader of the graph wants to know."""
         return f"{self.inputs}, {self.outputs}"
 
     def start(self, generator: torch.Generator) -> None:
@@ -108,16 +107,10 @@ class FrozenConv(Layer):
         self.register_buffer("weight", torch.zeros(weight))
         self.bias = nn.Parameter(torch.zeros(out)) if bias else None
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {"geometry": self.geo.config(), "weight": list(self.weight.shape), "bias": self.bias is not None}
-
     def plain_form(self) -> PlainConv:
-        """The conv itself."""
         return PlainConv(self.geo, self.weight, self.bias)
 
     def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs:
-        """The conv."""
         return Macs(self.weight.numel() * math.prod(y[2:]))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -152,10 +145,6 @@ class TinySite(PaperSite):
         del self.beta, self.bias
         self.beta = nn.Parameter(torch.zeros(channels))
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {k: v for k, v in super().config().items() if k != "rank"}
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, *spatial) -> (B, O, *spatial')."""
@@ -208,5 +197,4 @@ class _Tiny(torch.autograd.Function):
         g = g * per_channel(a, g.dim())
         if w is None:
             return g, None, None, gb, None
-        gx = conv_input_grad(g, w, padded_size(ctx.x_shape, geo), geo, geo.groups)
-        return unpad(gx, geo), None, None, gb, None
+        return input_grad(g, w, ctx.x_shape, geo, geo.groups), None, None, gb, None

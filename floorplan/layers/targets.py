@@ -116,13 +116,6 @@ def _registered(name: str) -> Any | None:
     return op
 
 
-def _operator_name(target: Any) -> str | None:
-    if isinstance(target, OPS):
-        name = f"torch.ops.{target}"
-        return name if _registered(name) is target else None
-    return None
-
-
 def _zoo_name(target: Any) -> str | None:
     for name, module in _ZOO.items():
         if getattr(sys.modules.get(module), name.rpartition(".")[2], None) is target:
@@ -132,7 +125,9 @@ def _zoo_name(target: Any) -> str | None:
 
 def name_of(target: Target, where: str) -> str:
     """The name under which a file stores a called function; FloorplanError if it may not."""
-    name = _names().get(id(target)) or _operator_name(target) or _zoo_name(target)
+    name = _names().get(id(target)) or _zoo_name(target)
+    if isinstance(target, OPS) and _registered(f"torch.ops.{target}") is target:
+        name = f"torch.ops.{target}"
     if name is None:
         called = f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', target)}"
         raise FloorplanError(
