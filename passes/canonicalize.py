@@ -16,42 +16,31 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from floorplan.graph import spellings
 from floorplan.graph.adopt import adopt
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.edit import calls_of, free_path
 from floorplan.graph.leaves import is_plain_leaf, leaf_reason
-from floorplan.graph.spellings import (
-    DROPOUTS,
-    FUNCTIONS,
-    METHODS,
-    NO_MODULE,
-    PAD,
-    PAD_MODULES,
-    WEIGHTED,
-    Spelling,
-    parameters,
-)
+from floorplan.graph.spellings import Spelling, parameters
 from floorplan.layers.plain import TrainingFlag
 
-_DROPOUT_MODULES = tuple(dict.fromkeys(cast(Any, s.make) for s in DROPOUTS.values()))
+_DROPOUT_MODULES = tuple(dict.fromkeys(cast(Any, s.make) for s in spellings.DROPOUTS.values()))
 _ADD = Spelling(parameters("input other alpha=1"), nn.Identity)
 _TAKES: dict[Any, Spelling] = {
     operator.add: _ADD,
     operator.iadd: _ADD,
     torch.flatten: Spelling(parameters("input start_dim=0 end_dim=-1"), nn.Identity),
     torch.cat: Spelling(parameters("tensors dim=0"), nn.Identity),
-    F.pad: Spelling(PAD, nn.Identity),
+    F.pad: Spelling(spellings.PAD, nn.Identity),
 }
 _SYNONYMS: dict[Any, Any] = {
     torch.add: operator.add,
     "add": operator.add,
     "add_": operator.iadd,
-    torch.flatten: torch.flatten,
     "flatten": torch.flatten,
-    torch.cat: torch.cat,
     torch.concat: torch.cat,
     torch.concatenate: torch.cat,
-    F.pad: F.pad,
+    **{f: f for f in (torch.flatten, torch.cat, F.pad)},
 }
 
 
@@ -71,20 +60,19 @@ def run(gm: fx.GraphModule) -> Iterator[Site]:
 
 
 def _is_flag(gm: fx.GraphModule, n: Any) -> bool:
-    if not isinstance(n, fx.Node) or n.op != "call_module":
-        return False
-    return isinstance(gm.get_submodule(str(n.target)), TrainingFlag)
+    call = isinstance(n, fx.Node) and n.op == "call_module"
+    return call and isinstance(gm.get_submodule(str(n.target)), TrainingFlag)
 
 
 def _call(gm: fx.GraphModule, node: fx.Node) -> str | None:
     """Rewrite a function or method; the reason if it cannot be, None if it is nothing of ours."""
     t: Any = node.target
-    table: dict[Any, Any] = {**DROPOUTS, **WEIGHTED}
-    spelling = METHODS.get(t) if isinstance(t, str) else FUNCTIONS.get(t) or table.get(t)
+    functions = {**spellings.DROPOUTS, **spellings.WEIGHTED, **spellings.FUNCTIONS}
+    spelling = (spellings.METHODS if isinstance(t, str) else functions).get(t)
     try:
         if t in _SYNONYMS:
             return _rename(node, _SYNONYMS[t])
-        if getattr(t, "__name__", t) in NO_MODULE:
+        if getattr(t, "__name__", t) in spellings.NO_MODULE:
             return f"{getattr(t, '__name__', t)} works in place, and no module does"
         if spelling is None:
             return None
@@ -93,9 +81,9 @@ def _call(gm: fx.GraphModule, node: fx.Node) -> str | None:
         return f"{getattr(t, '__name__', t)} has {e}, which is not handled"
     if not isinstance(bound.get("input"), fx.Node):
         return "its input is not computed in the graph"
-    if t in DROPOUTS:
+    if t in spellings.DROPOUTS:
         return _dropout(gm, node, spelling.make, bound)
-    if t in WEIGHTED:
+    if t in spellings.WEIGHTED:
         return adopt(gm, node, spelling.make, bound, _flag_of(gm, bound.get("training", False)))
     return _stateless(gm, node, spelling, bound)
 
@@ -171,7 +159,7 @@ def _module(gm: fx.GraphModule, node: fx.Node) -> str | None:
     m = gm.get_submodule(str(node.target))
     if not is_plain_leaf(m) or isinstance(m, TrainingFlag):
         return None
-    known = isinstance(m, (nn.Identity, *_DROPOUT_MODULES, *PAD_MODULES))
+    known = isinstance(m, (nn.Identity, *_DROPOUT_MODULES, *spellings.PAD_MODULES))
     if why := leaf_reason(m):
         return why if known else None
     dead = isinstance(m, _DROPOUT_MODULES) and cast(Any, m).p == 0
@@ -180,9 +168,9 @@ def _module(gm: fx.GraphModule, node: fx.Node) -> str | None:
         node.replace_all_uses_with(x)
         gm.graph.erase_node(node)
         return ""
-    if type(m) in PAD_MODULES and isinstance(x, fx.Node):
+    if type(m) in spellings.PAD_MODULES and isinstance(x, fx.Node):
         pad, value = cast(Any, m).padding, getattr(m, "value", None)
-        options = {"pad": tuple(pad), "mode": PAD_MODULES[type(m)], "value": value}
+        options = {"pad": tuple(pad), "mode": spellings.PAD_MODULES[type(m)], "value": value}
         node.op, node.target, node.args, node.kwargs = "call_function", F.pad, (x,), options
         return ""
     return _own_instance(gm, node, m)

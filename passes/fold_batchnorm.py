@@ -14,11 +14,10 @@ from floorplan.graph.edit import CONV_TYPES, calls_of, module_calls, set_module
 from floorplan.graph.fold import NORMS, bn_reason, call_reason, conv_reason, scale_note, to_affine, to_site
 
 # What no pass rewrites, said here so that nothing is left alone in silence.
+_INSTANCE = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_PER_SAMPLE = (nn.GroupNorm, nn.LayerNorm, *_INSTANCE, nn.LocalResponseNorm)
 OUTSIDE: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
-    (
-        (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm),
-        "per-sample statistics cannot be folded; it keeps its input",
-    ),
+    (_PER_SAMPLE, "per-sample statistics cannot be folded; it keeps its input"),
     ((nn.RNNBase, nn.RNNCellBase), "recurrent: outside the conv rewrite; frozen as it is"),
     ((nn.MultiheadAttention,), "attention: outside the conv rewrite; frozen as it is"),
 )

@@ -27,7 +27,6 @@ class Branch(Insert):
     bn: bool = False  # a trained BatchNorm of q in the place of a
 
     def adapt(self, gm: fx.GraphModule, path: str, site: FusedConv, generator: torch.Generator) -> str:
-        """A branch of two convs beside the site."""
         if site.geo.transposed:
             return "a branch of two convs is defined for convs, not for transposed ones"
         if site.geo.groups > 1:

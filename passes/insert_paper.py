@@ -60,7 +60,7 @@ def put_site(
         set_module(gm, str(node.target), make(None, None))
         return str(node.target)
     path, act = str(source.target), _activation_after(gm, node)
-    set_module(gm, path, make(gm.get_submodule(path), act and gm.get_submodule(str(act.target))))
+    set_module(gm, path, make(gm.get_submodule(path), gm.get_submodule(str(act.target)) if act else None))
     for old in (node, act) if act else (node,):
         old.replace_all_uses_with(source)
         gm.graph.erase_node(old)
@@ -69,8 +69,7 @@ def put_site(
 
 def unfilled(kind: Callable[..., S], conv: Any, bn: Any, act: nn.Module | None, **options: Any) -> S:
     """A site of a class for these layers: weight, scale and statistics are theirs, biases are not."""
-    shape = None if conv is None else list(conv.weight.shape)
-    geo = None if conv is None else geometry_of(conv).config()
+    geo, shape = (None, None) if conv is None else (geometry_of(conv).config(), list(conv.weight.shape))
     bias = conv is not None and conv.bias is not None
     site = kind(len(bn.running_mean), geo, shape, bias=bias, eps=bn.eps, act=act_config(act), **options)
     site = site.to(device=bn.running_mean.device, dtype=bn.running_mean.dtype)

@@ -12,7 +12,7 @@ the outer one is it.
 
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -72,7 +72,7 @@ class Insert(Insertion):
                 lite = LiteResidual(block.inputs, block.outputs)
                 lite.to(next(floats, lite.U)).start(generator)
                 set_module(gm, made[path], lite)
-            widths[_insert(gm, block, made[path])] = block.outputs
+            widths[_insert(gm, block, nodes, made[path])] = block.outputs
             yield Site(path)
 
 
@@ -101,7 +101,6 @@ class _Block:
     y: fx.Node
     inputs: int
     outputs: int
-    inside: Nodes = field(repr=False)
 
 
 def _fit(gm: fx.GraphModule, nodes: Nodes, widths: dict[fx.Node, int]) -> _Block | str:
@@ -124,7 +123,7 @@ def _fit(gm: fx.GraphModule, nodes: Nodes, widths: dict[fx.Node, int]) -> _Block
             return f"how many channels {node.name} has cannot be told from the layers around it"
     if (writer := writer_between(gm, x, y.next, x, _roots(gm))) is not None:
         return f"{writer.name} writes in place into {x.name}, which the lite residual would read later"
-    return _Block(x, y, cast(int, inputs), cast(int, outputs), nodes)
+    return _Block(x, y, cast(int, inputs), cast(int, outputs))
 
 
 def _roots(gm: fx.GraphModule) -> Roots:
@@ -172,9 +171,9 @@ def _width_of(m: nn.Module, n: fx.Node, widths: dict[fx.Node, int]) -> int:
     return 0
 
 
-def _insert(gm: fx.GraphModule, block: _Block, path: str) -> fx.Node:
+def _insert(gm: fx.GraphModule, block: _Block, inside: Nodes, path: str) -> fx.Node:
     """Add the branch behind the block's output, for all that reads it outside."""
-    readers = [u for u in block.y.users if u not in block.inside]
+    readers = [u for u in block.y.users if u not in inside]
     with gm.graph.inserting_after(block.y):
         lite = gm.graph.call_module(path, (block.x, block.y))
     with gm.graph.inserting_after(lite):

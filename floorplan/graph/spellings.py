@@ -50,8 +50,7 @@ def parameters(text: str) -> tuple[tuple[str, Any], ...]:
 
 _DIMS = ("1d", "2d", "3d")
 _MAX = "input kernel_size stride=None padding=0 dilation=1 ceil_mode=False return_indices=False"
-_AVG1 = "input kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True"
-_AVG = f"{_AVG1} divisor_override=None"
+_AVG = "input kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True"
 
 
 def _activations(table: dict[Any, Spelling], methods: dict[str, Spelling]) -> None:
@@ -79,31 +78,29 @@ def _options(a: Activation) -> tuple[tuple[str, Any], ...]:
     return tuple((n, ... if of[n].default is Parameter.empty else of[n].default) for n in a.options)
 
 
-def _pools(table: dict[Any, Spelling]) -> None:
-    for d in _DIMS:
-        rows = (
-            ("max_pool", _MAX, "MaxPool"),
-            ("avg_pool", _AVG1 if d == "1d" else _AVG, "AvgPool"),
-            ("adaptive_avg_pool", "input output_size", "AdaptiveAvgPool"),
-            ("adaptive_max_pool", "input output_size return_indices=False", "AdaptiveMaxPool"),
-        )
-        for name, takes, cls in rows:
-            table[getattr(F, f"{name}{d}")] = Spelling(parameters(takes), getattr(nn, f"{cls}{d}"))
-        table[getattr(torch, f"max_pool{d}")] = Spelling(parameters(_MAX)[:-1], getattr(nn, f"MaxPool{d}"))
-        table.pop(getattr(F, f"max_pool{d}_with_indices"), None)
+def _each(function: str, module: str, takes: str, dims: tuple[str, ...] = _DIMS, space: Any = F) -> dict[Any, Spelling]:
+    """`function`1d, 2d and 3d, which become `module`1d, 2d and 3d."""
+    return {getattr(space, function + d): Spelling(parameters(takes), getattr(nn, module + d)) for d in dims}
 
 
 FUNCTIONS: dict[Any, Spelling] = {}
 METHODS: dict[str, Spelling] = {}
 _activations(FUNCTIONS, METHODS)
-_pools(FUNCTIONS)
+FUNCTIONS |= {
+    **_each("max_pool", "MaxPool", _MAX),
+    **_each("max_pool", "MaxPool", _MAX.removesuffix(" return_indices=False"), space=torch),
+    **_each("avg_pool", "AvgPool", _AVG, _DIMS[:1]),
+    **_each("avg_pool", "AvgPool", f"{_AVG} divisor_override=None", _DIMS[1:]),
+    **_each("adaptive_avg_pool", "AdaptiveAvgPool", "input output_size"),
+    **_each("adaptive_max_pool", "AdaptiveMaxPool", "input output_size return_indices=False"),
+}
 # In place where no module is.
 NO_MODULE = {f"{f}_" for a in ACTIVATIONS.values() if a.spelled and not a.inplace for f in a.functions.split()}
 
 _DROP = "input p=0.5 training=True inplace=False"
 _ALPHA = "input p=0.5 training=False inplace=False"
 DROPOUTS: dict[Any, Spelling] = {
-    **{getattr(F, f"dropout{d}"): Spelling(parameters(_DROP), getattr(nn, f"Dropout{d}")) for d in ("", *_DIMS)},
+    **_each("dropout", "Dropout", _DROP, ("", *_DIMS)),
     F.alpha_dropout: Spelling(parameters(_ALPHA), nn.AlphaDropout),
     F.feature_alpha_dropout: Spelling(parameters(_ALPHA), nn.FeatureAlphaDropout),
     torch.dropout: Spelling(parameters("input p training"), nn.Dropout),
@@ -116,15 +113,11 @@ WEIGHTED: dict[Any, Spelling] = {
     F.linear: Spelling(parameters("input weight bias=None"), nn.Linear),
     F.prelu: Spelling(parameters("input weight"), nn.PReLU),
     F.batch_norm: Spelling(parameters(_BN), AnyBatchNorm),
-    **{getattr(F, f"conv{d}"): Spelling(parameters(_CONV), getattr(nn, f"Conv{d}")) for d in _DIMS},
-    **{
-        getattr(F, f"conv_transpose{d}"): Spelling(parameters(_DECONV), getattr(nn, f"ConvTranspose{d}")) for d in _DIMS
-    },
+    **_each("conv", "Conv", _CONV),
+    **_each("conv_transpose", "ConvTranspose", _DECONV),
 }
 
 PAD = parameters("input pad mode='constant' value=None")
 _PADS = {"Zero": "constant", "Constant": "constant"}
 _PADS |= {"Reflection": "reflect", "Replication": "replicate", "Circular": "circular"}
-PAD_MODULES: dict[type[nn.Module], str] = {
-    getattr(nn, f"{kind}Pad{d}"): mode for kind, mode in _PADS.items() for d in _DIMS
-}
+PAD_MODULES: dict[type[nn.Module], str] = {getattr(nn, f"{k}Pad{d}"): m for k, m in _PADS.items() for d in _DIMS}

@@ -46,8 +46,7 @@ def trace(model: nn.Module, inputs: Sequence[Any], *, both_modes: bool = False) 
     `inputs` (real or fake, one a positional argument of forward) give the structure, and the sizes
     where the forward asks for them. With `both_modes` the graph follows .train() and .eval().
     """
-    lazy = [n for n, p in model.named_parameters() if nn.parameter.is_lazy(p)]
-    if lazy:
+    if lazy := [n for n, p in model.named_parameters() if nn.parameter.is_lazy(p)]:
         raise TraceError(f"forward: {lazy[0]} has no size yet; run one batch through it first")
     if isinstance(model, fx.GraphModule) and (not leaf_reason(model) or _exported(model)):
         gm = fx.GraphModule(model, copy.deepcopy(model.graph), type(model).__name__)
@@ -97,9 +96,8 @@ def _both(model: nn.Module, inputs: Sequence[Any], flags: set[bool]) -> Traced:
             opaque = {k: v for t in (*runs.values(), base) for k, v in t.opaque.items()}
             return Traced(base.gm, tuple(notes), opaque, base.lines, as_is)
     note = f"forward differs between train and eval mode (first difference: {failed})"
-    was = runs[False]
-    own = base or runs.get(mode_now)
-    return replace(was, notes=(*was.notes, f"{note}; the eval-mode graph is used"), own=own)
+    said = (*runs[False].notes, f"{note}; the eval-mode graph is used")
+    return replace(runs[False], notes=said, own=base or runs.get(mode_now))
 
 
 @dataclass(frozen=True)
@@ -140,8 +138,8 @@ def _same_attribute(m: fx.Node, n: fx.Node) -> bool:
 
 
 def _unequal(a: Any, b: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
-    if isinstance(a, fx.Node) and isinstance(b, fx.Node):
-        if a.name != b.name:
+    if isinstance(a, fx.Node | slice) and type(a) is type(b):
+        if repr(a) != repr(b):  # nodes are written by their names
             yield path, a, b
     elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
@@ -149,9 +147,6 @@ def _unequal(a: Any, b: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple
     elif isinstance(a, dict) and isinstance(b, dict) and list(a) == list(b):
         for k in a:
             yield from _unequal(a[k], b[k], (*path, k))
-    elif isinstance(a, slice) and isinstance(b, slice):
-        if repr(a) != repr(b):
-            yield path, a, b
     elif type(a) is not type(b) or a != b:
         yield path, a, b
 
@@ -160,8 +155,7 @@ def _follow(gm: fx.GraphModule, node: fx.Node, p: _Place) -> None:
     """Replace one boolean argument by the training flag of the module that it was read in."""
     owner = list(node.meta.get("nn_module_stack", {"": ("", None)}).values())[-1][0]
     path = f"{owner}.training_flag" if owner else "training_flag"
-    call = (node.args, dict(node.kwargs))
-    value = call
+    value = call = (node.args, dict(node.kwargs))
     for key in p.path:
         value = cast(Any, value)[key]
     flag = TrainingFlag().train(bool(value) is p.train)

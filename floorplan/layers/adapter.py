@@ -107,8 +107,7 @@ def adapters(model: nn.Module) -> list[tuple[str, Adapter]]:
 
 def adapter_rank(model: nn.Module) -> int | None:
     """Rank of an adapted model, None of any other."""
-    ranks = {m.rank for _, m in adapters(model)}
-    return max(ranks) if ranks else None
+    return max((m.rank for _, m in adapters(model)), default=None)
 
 
 def zero_factors(model: nn.Module) -> dict[str, nn.Parameter]:

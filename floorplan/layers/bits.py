@@ -59,9 +59,9 @@ def as_layout(z: Tensor, layout: int) -> Tensor:
     return z.contiguous(memory_format=_format(z, layout))
 
 
-def empty_like_map(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Memory of another shape with as many dimensions, laid out as `like` is."""
-    form = _format(like, layout_of(like))
+def empty_like_map(like: Tensor, shape: Sequence[int], layout: int | None = None) -> Tensor:
+    """Memory of another shape with as many dimensions, in `layout` or laid out as `like` is."""
+    form = _format(like, layout_of(like) if layout is None else layout)
     return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=form)
 
 

@@ -73,7 +73,6 @@ class RankBranch(Adapter):
         return torch.einsum("or...,ri->oi...", u, p.flatten(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, I, *spatial) -> (B, O, *spatial')."""
         geo = self.down_geo
         q = conv(pad(x, geo), self.P, None, geo, 1) if self.plain else frozen_conv(x, self.P, None, geo)
         q = q if self.norm is None else self.norm(q)

@@ -245,7 +245,5 @@ class ChannelAffine(Layer):
         return PlainNorm(torch.zeros_like(self.scale), torch.ones_like(self.scale), self.scale, self.bias, 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale and shift each channel."""
-        view = (-1, *[1] * (x.dim() - 2))
-        scale, bias = self.scale.to(x.dtype).reshape(view), self.bias.to(x.dtype).reshape(view)
+        scale, bias = (t.to(x.dtype).reshape(-1, *[1] * (x.dim() - 2)) for t in (self.scale, self.bias))
         return (x * scale).add_(bias)

@@ -68,9 +68,7 @@ class Geometry:
             raise ValueError("kernel, stride, dilation and groups are positive")
         if any(type(n) is not int or not 0 <= n < max(s, d) for n, s, d in most):
             raise ValueError("output_padding is smaller than stride or dilation")
-        axes: dict[str, Any] = {
-            name: tuple(config[name]) for name in ("kernel", "stride", "dilation", "output_padding")
-        }
+        axes: dict[str, Any] = {k: tuple(config[k]) for k in ("kernel", "stride", "dilation", "output_padding")}
         padding = tuple((int(lo), int(hi)) for lo, hi in config["padding"])
         return Geometry(padding=padding, **axes, **{name: config[name] for name in ("mode", "groups", "transposed")})
 

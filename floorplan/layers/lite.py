@@ -72,7 +72,6 @@ class LiteResidual(Adapter):
             self.B.zero_()
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """What is to be added to y."""
         if x.dim() == 3:
             return self.forward(x[None], y[None])[0]
         halves = [2 if n > 1 else 1 for n in x.shape[2:]]
@@ -114,7 +113,6 @@ class FrozenConv(Layer):
         return Macs(self.weight.numel() * math.prod(y[2:]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, I, *spatial) -> (B, O, *spatial')."""
         return frozen_conv(x, self.weight, self.bias, self.geo)
 
 
@@ -147,7 +145,6 @@ class TinySite(PaperSite):
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, I, *spatial) -> (B, O, *spatial')."""
         a = self.gamma * torch.rsqrt(self.var + self.eps)
         b = self.beta - a * self.mean
         if self.plain:

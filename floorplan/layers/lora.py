@@ -49,7 +49,6 @@ class LoraC(_Lora):
 
     @classmethod
     def unfit(cls, geo: Geometry) -> str:
-        """Kernels of one or two axes, one group."""
         few = geo.groups == 1 and len(geo.kernel) < 3
         return super().unfit(geo) or ("" if few else "is defined for ungrouped 1-D and 2-D convs")
 
@@ -76,7 +75,6 @@ class LoraCOfficial(_Lora):
 
     @classmethod
     def unfit(cls, geo: Geometry) -> str:
-        """Square kernels."""
         return super().unfit(geo) or ("needs a square kernel" if len(set(geo.kernel)) > 1 else "")
 
     @staticmethod

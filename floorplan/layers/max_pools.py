@@ -13,15 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from floorplan.layers.average_pools import (
-    ADAPTIVE_AVG_POOLS,
-    AVG_POOLS,
-    ShapeAdaptiveAvgPool,
-    ShapeAvgPool,
-    dims_of,
-    each_dim,
-    one_high,
-)
+from floorplan.layers import average_pools
+from floorplan.layers.average_pools import dims_of, each_dim, one_high
 from floorplan.layers.bits import layout_of
 from floorplan.layers.layer import Layer
 from floorplan.layers.windows import max_pool, max_pool_backward
@@ -40,7 +33,7 @@ REFUSED: dict[type[nn.Module], str] = {
 
 def is_pool(module: nn.Module) -> bool:
     """Whether the tables know this class as a pool."""
-    return type(module) in (*MAX_POOLS, *AVG_POOLS, *ADAPTIVE_AVG_POOLS, *REFUSED)
+    return type(module) in (*MAX_POOLS, *average_pools.AVG_POOLS, *average_pools.ADAPTIVE_AVG_POOLS, *REFUSED)
 
 
 def pool_refusal(module: nn.Module) -> str:
@@ -63,7 +56,9 @@ def compact_pool(module: nn.Module) -> nn.Module:
         raise ValueError(why)
     if type(module) in MAX_POOLS:
         return PackedMaxPool.of(module)
-    return (ShapeAvgPool if type(module) in AVG_POOLS else ShapeAdaptiveAvgPool).of(module)
+    if type(module) in average_pools.AVG_POOLS:
+        return average_pools.ShapeAvgPool.of(module)
+    return average_pools.ShapeAdaptiveAvgPool.of(module)
 
 
 def fewest_bits(positions: int) -> int:

@@ -109,7 +109,6 @@ class PaperSite(Adapter):
         return Macs(base, self.P.numel() * math.prod(x[2:]) + up, up)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, I, *spatial) -> (B, O, *spatial')."""
         a = self.gamma * torch.rsqrt(self.var + self.eps)
         b = self.beta - a * self.mean
         up, down = (self.U, self.P) if self.rank else (None, None)
@@ -139,8 +138,7 @@ class _Paper(torch.autograd.Function):
         if w is None:
             z = x * per_channel(a, x.dim())
         else:
-            z = conv(pad(x, site.geo), w, site.bias, site.geo, site.geo.groups)
-            z = z.mul_(per_channel(a, z.dim()))
+            z = conv(pad(x, site.geo), w, site.bias, site.geo, site.geo.groups).mul_(per_channel(a, x.dim()))
             if up is not None and down is not None:
                 q = times(down.flatten(1), x)
                 d = conv(pad(q, site.geo), up, None, site.geo, 1)

@@ -19,7 +19,6 @@ class Clamp(Layer):
         self.low, self.high, self.inplace = low, high, inplace
 
     def forward(self, x: Tensor) -> Tensor:
-        """Clamp elementwise, any shape."""
         return (torch.clamp_ if self.inplace else torch.clamp)(x, self.low, self.high)
 
     def config(self) -> dict[str, Any]:
@@ -75,5 +74,4 @@ class TrainingFlag(Layer):
     stored = "floorplan.trace.TrainingFlag"
 
     def forward(self) -> bool:
-        """Whether the module is in training mode."""
         return self.training

@@ -38,10 +38,8 @@ class Kept:
         if self._unpack is not None:
             self._packed, self._unpack = self._unpack(self._packed), None
         elif version_of(self._packed) != self._written:
-            raise RuntimeError(
-                f"a tensor {list(self._packed.shape)} needed for gradient computation has been modified by an "
-                "inplace operation; write it out of place"
-            )
+            why = "has been modified by an inplace operation; write it out of place"
+            raise RuntimeError(f"a tensor {list(self._packed.shape)} needed for gradient computation {why}")
         return self._packed  # type: ignore[no-any-return]
 
 
@@ -59,15 +57,13 @@ class Promised:
         """What the call returns, without a gradient history; computed once."""
         if self._call is not None:
             call, args, kwargs = self._call
-            with torch.no_grad(), self._autocast():
+            autocast: Any = nullcontext()
+            if self.device != "meta":
+                autocast = torch.autocast(self.device, self._cast, enabled=self._cast is not None)
+            with torch.no_grad(), autocast:
                 self._result = call(*tree_map(_value, args), **tree_map(_value, kwargs))
             self._call = None  # lets go of what it was computed from
         return self._result
-
-    def _autocast(self) -> Any:
-        if self.device == "meta":
-            return nullcontext()
-        return torch.autocast(self.device, self._cast, enabled=self._cast is not None)
 
 
 def _device(tree: Any) -> str:

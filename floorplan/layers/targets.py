@@ -72,14 +72,8 @@ def _functions() -> dict[str, Target]:
             if id(f) in known and callable(f) and not isinstance(f, type):
                 if not name.startswith(("_", *_VENDOR)) and name not in _DENIED:
                     table[f"{space.__name__}.{name}"] = f
-    listed = [
-        (torch, _TORCH),
-        (torch.nn.functional, _FUNCTIONAL),
-        (operator, _OPERATOR),
-        (builtins, _BUILTINS),
-        (math, _MATH),
-        (collections, ["OrderedDict"]),
-    ]
+    listed = [(torch, _TORCH), (torch.nn.functional, _FUNCTIONAL), (operator, _OPERATOR)]
+    listed += [(builtins, _BUILTINS), (math, _MATH), (collections, ["OrderedDict"])]
     for module, names in listed:
         table.update({f"{module.__name__}.{n}": getattr(module, n) for n in names})
     return table

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from floorplan.layers.bits import _format, bytes_for, layout_of, pack_fields, unpack_fields
+from floorplan.layers.bits import bytes_for, empty_like_map, pack_fields, unpack_fields
 
 aten = torch.ops.aten
 CHUNK = 1 << 16  # outputs at a time, one sample at least: 2 MB of temporaries
@@ -69,7 +69,7 @@ def max_pool(
     x, window = x.detach(), (kernel, stride, padding, dilation)
     pool = aten.max_pool2d_with_indices if x.dim() == 4 else aten.max_pool3d_with_indices
     shape = pool(x[:1].to("meta"), *window, ceil_mode)[0].shape
-    y = _empty((x.shape[0], *shape[1:]), x, layout_of(x))
+    y = empty_like_map(x, (x.shape[0], *shape[1:]))
     packed = bytes_for(y.numel(), bits, x.device)
     left, at = packed[:0], 0
     for part in _chunks(x.shape[0], math.prod(shape)):
@@ -86,7 +86,7 @@ def max_pool(
 @max_pool.register_fake
 def _(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
     pool = aten.max_pool2d_with_indices if x.dim() == 4 else aten.max_pool3d_with_indices
-    y = _empty(pool(x, *window[:-1])[0].shape, x, layout_of(x))
+    y = empty_like_map(x, pool(x, *window[:-1])[0].shape)
     return y, bytes_for(y.numel(), window[-1], x.device)
 
 
@@ -106,7 +106,7 @@ def max_pool_backward(
     """g like y of max_pool, its packed offsets -> gradient of x (shape, memory format `layout`)."""
     g, window = g.detach(), (kernel, stride, padding, dilation)
     op = aten.max_pool2d_with_indices_backward if g.dim() == 4 else aten.max_pool3d_with_indices_backward
-    gx = _empty(shape, g, layout)
+    gx = empty_like_map(g, shape, layout)
     each = math.prod(g.shape[1:])
     for part in _chunks(g.shape[0], each):
         here = g[part]
@@ -122,8 +122,4 @@ def max_pool_backward(
 
 @max_pool_backward.register_fake
 def _(g: Tensor, packed: Tensor, shape: list[int], layout: int, *window: Any) -> Tensor:
-    return _empty(shape, g, layout)
-
-
-def _empty(shape: Sequence[int], like: Tensor, layout: int) -> Tensor:
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=_format(like, layout))
+    return empty_like_map(g, shape, layout)
