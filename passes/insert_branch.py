@@ -36,8 +36,7 @@ class Branch(Insert):
         w = site.weight
         branch = RankBranch(site.geo.config(), list(w.shape), self.rank, self.kernel, form)
         branch = branch.to(device=w.device, dtype=w.dtype).train(site.training)
-        draw = torch.randn(branch.P.shape, generator=generator, dtype=torch.float64)
-        branch.P.copy_(draw / math.sqrt(self.rank))
+        branch.P.copy_(torch.randn(branch.P.shape, generator=generator, dtype=torch.float64) / math.sqrt(self.rank))
         if form == "a":
             branch.scale = scale
         where = free_path(gm, f"{path}_branch")

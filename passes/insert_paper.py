@@ -106,8 +106,7 @@ def _site(conv: Any, act: nn.Module | None, bn: Any, rank: int, generator: torch
     if bn.bias is not None:
         site.beta = bn.bias.detach().clone()
     if rank:
-        draw = torch.randn(site.P.shape, generator=generator, dtype=torch.float64)
-        site.P.copy_(draw / math.sqrt(rank))
+        site.P.copy_(torch.randn(site.P.shape, generator=generator, dtype=torch.float64) / math.sqrt(rank))
     return site
 
 

@@ -26,7 +26,7 @@ def _bias(m: nn.Module) -> list[nn.Parameter]:
 
 
 def _norm(m: nn.Module) -> list[nn.Parameter]:
-    return list(m.parameters(recurse=False)) if isinstance(m, NORMALIZATIONS) else []
+    return _full(m) if isinstance(m, NORMALIZATIONS) else []
 
 
 Choice = Callable[[nn.Module], list[nn.Parameter]]

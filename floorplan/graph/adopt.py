@@ -97,11 +97,8 @@ def _norm(gm: fx.GraphModule, x: Any, tensors: dict[str, Tensor], options: dict[
     if training is False:
         return AnyBatchNorm(n, options["eps"], options["momentum"], affine, fixed=True)
     source = gm.get_submodule(x.target) if x.op == "call_module" else None
-    cls: Any = AnyBatchNorm
-    if isinstance(source, ConvNd):
-        cls = _NORMS[len(source.kernel_size)]
-    norm = cls(n, options["eps"], options["momentum"], affine)
-    return cast(nn.Module, norm.train(training.training))
+    cls: Any = _NORMS[len(source.kernel_size)] if isinstance(source, ConvNd) else AnyBatchNorm
+    return cast(nn.Module, cls(n, options["eps"], options["momentum"], affine).train(training.training))
 
 
 def _hold(module: nn.Module, tensors: dict[str, Tensor]) -> None:
@@ -110,8 +107,7 @@ def _hold(module: nn.Module, tensors: dict[str, Tensor]) -> None:
         if name in buffers_of(module):
             buffers_of(module)[name] = t
         else:
-            frozen = isinstance(t, nn.Parameter)
-            parameters_of(module)[name] = cast(nn.Parameter, t) if frozen else nn.Parameter(t, requires_grad=False)
+            parameters_of(module)[name] = t if isinstance(t, nn.Parameter) else nn.Parameter(t, requires_grad=False)
     if (like := tensors.get("running_mean")) is not None:
         module.num_batches_tracked = cast(Tensor, module.num_batches_tracked).to(like.device)
 

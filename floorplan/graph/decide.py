@@ -76,9 +76,7 @@ def raised_at(trace: TracebackType | None) -> str:
 
 def source_line(frame: FrameType | None) -> str:
     """The source line a frame stands at, without its colon."""
-    if frame is None:
-        return ""
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip().rstrip(":")
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip().rstrip(":") if frame else ""
 
 
 def expression(frame: FrameType | None) -> str:
@@ -97,8 +95,7 @@ class Evaluator:
     """Values of graph nodes on fake tensors of the example inputs' sizes."""
 
     def __init__(self, root: nn.Module, inputs: Sequence[Any]) -> None:
-        self.root = root
-        self.inputs = inputs
+        self.root, self.inputs = root, inputs
         self.running = False  # the tracer's patches stand aside meanwhile
         self.mode: FakeTensorMode | None = None
         self.values: dict[fx.Node, Any] = {}  # an exception for a node that could not run on fakes

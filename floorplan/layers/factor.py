@@ -86,9 +86,8 @@ class _Factor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, u: Tensor, d: Tensor, m: FactorConv) -> Tensor:
         ctx.geo, ctx.scale, ctx.x_shape, ctx.dtype = m.geo, m.scale, x.shape, x.dtype
-        xp, g, t = pad(x, m.geo), m.geo.groups, None
-        if ctx.needs_input_grad[3]:
-            t = conv(xp, d.flatten(0, 1).to(x.dtype), None, m.geo, g)
+        xp, g = pad(x, m.geo), m.geo.groups
+        t = conv(xp, d.flatten(0, 1).to(x.dtype), None, m.geo, g) if ctx.needs_input_grad[3] else None
         ctx.save_for_backward(w, u, d, t)
         b = None if b is None else b.to(x.dtype)
         return conv(xp, mixed(w, u, d, m.scale).to(x.dtype), b, m.geo, g)

@@ -173,9 +173,7 @@ class _Tiny(torch.autograd.Function):
         else:
             z = conv(pad(x, site.geo), w, None, site.geo, site.geo.groups).mul_(wide)
         z = z.add_(per_channel(b, z.dim()))
-        mask = None
-        if isinstance(site.gate, Gate) and any(ctx.needs_input_grad):
-            mask = _mask(z, site.gate)
+        mask = _mask(z, site.gate) if isinstance(site.gate, Gate) and any(ctx.needs_input_grad) else None
         ctx.save_for_backward(w, a, mask)
         return z if site.act is None else site.act(z)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from floorplan.layers import average_pools
-from floorplan.layers.average_pools import dims_of, each_dim, one_high
+from floorplan.layers.average_pools import each_dim, one_high
 from floorplan.layers.bits import layout_of
 from floorplan.layers.layer import Layer
 from floorplan.layers.windows import max_pool, max_pool_backward
@@ -44,7 +44,7 @@ def pool_refusal(module: nn.Module) -> str:
     if kind in MAX_POOLS:
         if getattr(module, "return_indices", False):
             return f"{kind.__name__} returns its indices, which are int64; set return_indices=False"
-        positions = math.prod(each_dim(module.kernel_size, dims_of(module)))
+        positions = math.prod(*each_dim(module, "kernel_size"))
         if positions > 256:
             return f"{kind.__name__} has {positions} window positions, more than 256; use a smaller kernel"
     return "" if is_pool(module) else f"{kind.__name__} is not a pool; nothing to do"
@@ -84,9 +84,8 @@ class PackedMaxPool(Layer):
     @classmethod
     def of(cls, m: Any) -> "PackedMaxPool":
         """The packed twin of an nn.MaxPool."""
-        d = dims_of(m)
-        kernel, stride = each_dim(m.kernel_size, d), each_dim(m.stride, d)
-        return cls(kernel, stride, each_dim(m.padding, d), each_dim(m.dilation, d), m.ceil_mode).train(m.training)
+        kernel, stride, padding, dilation = each_dim(m, "kernel_size", "stride", "padding", "dilation")
+        return cls(kernel, stride, padding, dilation, m.ceil_mode).train(m.training)
 
     @property
     def packed_bits(self) -> float:

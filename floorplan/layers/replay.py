@@ -52,8 +52,7 @@ class Replay:
     """Fills P.grad of every adapted site after a backward; P stays a buffer throughout."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.sites = replayed(model)
+        self.model, self.sites = model, replayed(model)
         if not self.sites:
             raise FloorplanError("memflora-sg: the model has no MemFLoRA site; rewrite it first")
         self._random: list[Tensor] = []  # of the CPU, then of each device

@@ -111,10 +111,8 @@ def _registered(name: str) -> Any | None:
 
 
 def _zoo_name(target: Any) -> str | None:
-    for name, module in _ZOO.items():
-        if getattr(sys.modules.get(module), name.rpartition(".")[2], None) is target:
-            return name
-    return None
+    named = (n for n, m in _ZOO.items() if getattr(sys.modules.get(m), n.rpartition(".")[2], None) is target)
+    return next(named, None)
 
 
 def name_of(target: Target, where: str) -> str:
