@@ -16,38 +16,31 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from floorplan.graph import spellings
 from floorplan.graph.adopt import adopt
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.edit import calls_of, free_path
 from floorplan.graph.leaves import is_plain_leaf, leaf_reason
-from floorplan.graph.spellings import (
-    DROPOUTS,
-    FUNCTIONS,
-    METHODS,
-    NO_MODULE,
-    PAD,
-    PAD_MODULES,
-    WEIGHTED,
-    Spelling,
-    parameters,
-)
+from floorplan.graph.spellings import Spelling, parameters
 from floorplan.layers.plain import TrainingFlag
 
-_DROPOUT_MODULES = tuple(dict.fromkeys(cast(Any, s.make) for s in DROPOUTS.values()))
+_DROPOUT_MODULES = tuple(dict.fromkeys(cast(Any, s.make) for s in spellings.DROPOUTS.values()))
 _ADD = Spelling(parameters("input other alpha=1"), nn.Identity)
-_FLATTEN = Spelling(parameters("input start_dim=0 end_dim=-1"), nn.Identity)
-_CAT = Spelling(parameters("tensors dim=0"), nn.Identity)
-_PAD = Spelling(PAD, nn.Identity)
+_TAKES: dict[Any, Spelling] = {
+    operator.add: _ADD,
+    operator.iadd: _ADD,
+    torch.flatten: Spelling(parameters("input start_dim=0 end_dim=-1"), nn.Identity),
+    torch.cat: Spelling(parameters("tensors dim=0"), nn.Identity),
+    F.pad: Spelling(spellings.PAD, nn.Identity),
+}
 _SYNONYMS: dict[Any, Any] = {
     torch.add: operator.add,
     "add": operator.add,
     "add_": operator.iadd,
-    torch.flatten: torch.flatten,
     "flatten": torch.flatten,
-    torch.cat: torch.cat,
     torch.concat: torch.cat,
     torch.concatenate: torch.cat,
-    F.pad: F.pad,
+    **{f: f for f in (torch.flatten, torch.cat, F.pad)},
 }
 
 
@@ -67,20 +60,19 @@ def run(gm: fx.GraphModule) -> Iterator[Site]:
 
 
 def _is_flag(gm: fx.GraphModule, n: Any) -> bool:
-    if not isinstance(n, fx.Node) or n.op != "call_module":
-        return False
-    return isinstance(gm.get_submodule(str(n.target)), TrainingFlag)
+    call = isinstance(n, fx.Node) and n.op == "call_module"
+    return call and isinstance(gm.get_submodule(str(n.target)), TrainingFlag)
 
 
 def _call(gm: fx.GraphModule, node: fx.Node) -> str | None:
     """Rewrite a function or method; the reason if it cannot be, None if it is nothing of ours."""
     t: Any = node.target
-    table: dict[Any, Any] = {**DROPOUTS, **WEIGHTED}
-    spelling = METHODS.get(t) if isinstance(t, str) else FUNCTIONS.get(t) or table.get(t)
+    functions = {**spellings.DROPOUTS, **spellings.WEIGHTED, **spellings.FUNCTIONS}
+    spelling = (spellings.METHODS if isinstance(t, str) else functions).get(t)
     try:
         if t in _SYNONYMS:
             return _rename(node, _SYNONYMS[t])
-        if getattr(t, "__name__", t) in NO_MODULE:
+        if getattr(t, "__name__", t) in spellings.NO_MODULE:
             return f"{getattr(t, '__name__', t)} works in place, and no module does"
         if spelling is None:
             return None
@@ -89,9 +81,9 @@ def _call(gm: fx.GraphModule, node: fx.Node) -> str | None:
         return f"{getattr(t, '__name__', t)} has {e}, which is not handled"
     if not isinstance(bound.get("input"), fx.Node):
         return "its input is not computed in the graph"
-    if t in DROPOUTS:
+    if t in spellings.DROPOUTS:
         return _dropout(gm, node, spelling.make, bound)
-    if t in WEIGHTED:
+    if t in spellings.WEIGHTED:
         return adopt(gm, node, spelling.make, bound, _flag_of(gm, bound.get("training", False)))
     return _stateless(gm, node, spelling, bound)
 
@@ -122,14 +114,9 @@ def _stateless(gm: fx.GraphModule, node: fx.Node, s: Spelling, bound: dict[str, 
         return "it returns indices too"
     if isinstance(bound.get("min", 0), bool) or isinstance(bound.get("max", 0), bool):
         return "its bounds are not numbers"
-    m = s.make(**_plain(bound), **dict(s.fixed))
-    _become(gm, node, m.train(gm.training), x)
+    options = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in bound.items()}  # not fx's own lists
+    _become(gm, node, s.make(**options, **dict(s.fixed)).train(gm.training), x)
     return ""
-
-
-def _plain(bound: dict[str, Any]) -> dict[str, Any]:
-    """Arguments without fx's own list and dict classes."""
-    return {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in bound.items()}
 
 
 def _dropout(gm: fx.GraphModule, node: fx.Node, make: Callable[..., nn.Module], bound: dict[str, Any]) -> str:
@@ -152,30 +139,19 @@ def _dropout(gm: fx.GraphModule, node: fx.Node, make: Callable[..., nn.Module], 
 
 def _rename(node: fx.Node, to: Any) -> str | None:
     """Spell an add, a flatten, a concat or a pad in the one way."""
-    before = (node.op, node.target, node.args, dict(node.kwargs))
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any] = {}
+    named = {"dim" if to is torch.cat and k == "axis" else k: v for k, v in node.kwargs.items()}
+    bound = _TAKES[to].bind(node.args, named)
     if to in (operator.add, operator.iadd):
-        bound = _ADD.bind(node.args, dict(node.kwargs))
         if not all(isinstance(bound[k], fx.Node) for k in ("input", "other")):
             return None
-        if bound["alpha"] != 1:
+        if bound.pop("alpha") != 1:
             return "it scales what it adds (alpha)"
-        args = (bound["input"], bound["other"])
-    elif to is torch.flatten:
-        bound = _FLATTEN.bind(node.args, dict(node.kwargs))
-        args = tuple(bound.values())
-    elif to is torch.cat:
-        named = {"dim" if k == "axis" else k: v for k, v in node.kwargs.items()}
-        bound = _CAT.bind(node.args, named)
-        args = tuple(bound.values())
-    else:
-        bound = _PAD.bind(node.args, dict(node.kwargs))
-        args, kwargs = (bound.pop("input"),), bound
+    kwargs = {k: bound.pop(k) for k in list(bound)[1:]} if to is F.pad else {}
+    args = tuple(bound.values())
     if (node.op, node.target, node.args, dict(node.kwargs)) == ("call_function", to, args, kwargs):
         return None
     node.op, node.target, node.args, node.kwargs = "call_function", to, args, kwargs
-    return None if before == (node.op, node.target, node.args, dict(node.kwargs)) else ""
+    return ""
 
 
 def _module(gm: fx.GraphModule, node: fx.Node) -> str | None:
@@ -183,7 +159,7 @@ def _module(gm: fx.GraphModule, node: fx.Node) -> str | None:
     m = gm.get_submodule(str(node.target))
     if not is_plain_leaf(m) or isinstance(m, TrainingFlag):
         return None
-    known = isinstance(m, (nn.Identity, *_DROPOUT_MODULES, *PAD_MODULES))
+    known = isinstance(m, (nn.Identity, *_DROPOUT_MODULES, *spellings.PAD_MODULES))
     if why := leaf_reason(m):
         return why if known else None
     dead = isinstance(m, _DROPOUT_MODULES) and cast(Any, m).p == 0
@@ -192,9 +168,9 @@ def _module(gm: fx.GraphModule, node: fx.Node) -> str | None:
         node.replace_all_uses_with(x)
         gm.graph.erase_node(node)
         return ""
-    if type(m) in PAD_MODULES and isinstance(x, fx.Node):
+    if type(m) in spellings.PAD_MODULES and isinstance(x, fx.Node):
         pad, value = cast(Any, m).padding, getattr(m, "value", None)
-        options = {"pad": tuple(pad), "mode": PAD_MODULES[type(m)], "value": value}
+        options = {"pad": tuple(pad), "mode": spellings.PAD_MODULES[type(m)], "value": value}
         node.op, node.target, node.args, node.kwargs = "call_function", F.pad, (x,), options
         return ""
     return _own_instance(gm, node, m)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch.nn.functional as F
 from torch import fx
 
-from floorplan.graph.aliases import Roots, order_of, reader_after, roots_of, writer_between
+from floorplan.graph.aliases import Roots, reader_after, roots_of, writer_between
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.edit import PAD, calls_of, free_path, module_calls, padded, set_module
 from floorplan.graph.fold import hook_reason, tied_twin
@@ -48,8 +48,7 @@ def _absorb_pad(gm: fx.GraphModule, node: fx.Node, site: FusedConv) -> Iterator[
     options: dict[str, Any] = dict(zip(PAD, source.args, strict=False)) | source.kwargs
     x = options["input"]
     geo = padded(site.geo, options)
-    writer = writer_between(gm, source, node, x, roots_of(gm))
-    if writer is not None:
+    if writer := writer_between(gm, source, node, x, roots_of(gm)):
         geo = f"{writer.name} writes into {x.name} before {node.name} reads the padded copy"
     if isinstance(geo, str):
         yield Site(source.name, geo)
@@ -63,13 +62,12 @@ def _absorb_pad(gm: fx.GraphModule, node: fx.Node, site: FusedConv) -> Iterator[
 
 def _absorb_add(gm: fx.GraphModule, add: fx.Node) -> Iterator[Site]:
     """Let one operand, a site, take the add; the later one first: its skip is already there."""
-    order = order_of(gm)
     operands = [a for a in add.args if isinstance(a, fx.Node)]
     sites = [n for n in operands if _is_site(gm, n) and len(n.args) == 1]
     if len(operands) != 2 or operands[0] is operands[1] or not sites:
         return
     why = ""
-    for node in sorted(sites, key=order.__getitem__, reverse=True):
+    for node in sorted(sites, reverse=True):
         skip = operands[0] if node is operands[1] else operands[1]
         why = _unhostable(gm, node, skip, add)
         if not why:
@@ -88,14 +86,12 @@ def _unhostable(gm: fx.GraphModule, node: fx.Node, skip: fx.Node, add: fx.Node) 
     """Why a site cannot take the add; if it can, "", and the site stands where both can be read."""
     if len(node.users) > 1:
         return f"{node.name} has other readers"
-    roots, order = roots_of(gm), order_of(gm)
-    if add.target is operator.iadd and add.args[0] is skip:
-        if why := _outlives(gm, skip, add, roots):
-            return why
-    if order[skip] < order[node] and writer_between(gm, node, add, skip, roots) is None:
+    roots = roots_of(gm)
+    if add.target is operator.iadd and add.args[0] is skip and (why := _outlives(gm, skip, add, roots)):
+        return why
+    if skip < node and writer_between(gm, node, add, skip, roots) is None:
         return ""
-    writer = writer_between(gm, node, add, cast(fx.Node, node.args[0]), roots)
-    if writer is not None:
+    if writer := writer_between(gm, node, add, cast(fx.Node, node.args[0]), roots):
         return f"{writer.name} writes in place into what {node.name} reads, before the add"
     add.prepend(node)
     return ""
@@ -103,8 +99,7 @@ def _unhostable(gm: fx.GraphModule, node: fx.Node, skip: fx.Node, add: fx.Node) 
 
 def _outlives(gm: fx.GraphModule, skip: fx.Node, add: fx.Node, roots: Roots) -> str:
     """Why += must go on writing into its left operand; "" if nobody would see it."""
-    held = next((r for r in roots[skip] if r.op in ("placeholder", "get_attr")), None)
-    if held is not None:
+    if held := next((r for r in roots[skip] if r.op in ("placeholder", "get_attr")), None):
         return f"+= writes into {held.name}, which is not the graph's own"
     reader = reader_after(gm, add, skip, roots)
     return "" if reader is None else f"+= overwrites {skip.name}, which {reader.name} reads"
@@ -117,20 +112,13 @@ def _absorb_activation(gm: fx.GraphModule, node: fx.Node, site: FusedConv) -> It
         m = gm.get_submodule(str(act.target))
         if not ends_site(m):
             continue
-        if why := _unabsorbable(node, site) or hook_reason(m):
-            yield Site(act.name, why)
-            continue
-        site.set_activation(m)
-        act.replace_all_uses_with(node)
-        gm.graph.erase_node(act)
-        yield Site(act.name)
-        return
-
-
-def _unabsorbable(node: fx.Node, site: FusedConv) -> str:
-    if site.act is not None:
-        return f"{node.name} ends in a {type(site.act).__name__} already"
-    return f"{node.name} has other readers" if len(node.users) > 1 else ""
+        taken = "" if site.act is None else f"{node.name} ends in a {type(site.act).__name__} already"
+        why = taken or (f"{node.name} has other readers" if len(node.users) > 1 else hook_reason(m))
+        if not why:
+            site.set_activation(m)
+            act.replace_all_uses_with(node)
+            gm.graph.erase_node(act)
+        yield Site(act.name, why)
 
 
 PASS = Pass("fuse_sites", run, tolerance=1e-9)

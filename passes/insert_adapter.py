@@ -26,7 +26,6 @@ class Insert(Insertion):
     make: Make
 
     def insert(self, gm: fx.GraphModule, generator: torch.Generator) -> Iterator[Site]:
-        """One layer for each conv that is chosen and has one."""
         convs = {path: m for path, m in convs_of(gm).items() if not isinstance(m, Adapter)}
         unfit, refused = self.choices(gm, convs)
         for path, conv in convs.items():

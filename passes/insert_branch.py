@@ -27,7 +27,6 @@ class Branch(Insert):
     bn: bool = False  # a trained BatchNorm of q in the place of a
 
     def adapt(self, gm: fx.GraphModule, path: str, site: FusedConv, generator: torch.Generator) -> str:
-        """A branch of two convs beside the site."""
         if site.geo.transposed:
             return "a branch of two convs is defined for convs, not for transposed ones"
         if site.geo.groups > 1:
@@ -37,8 +36,7 @@ class Branch(Insert):
         w = site.weight
         branch = RankBranch(site.geo.config(), list(w.shape), self.rank, self.kernel, form)
         branch = branch.to(device=w.device, dtype=w.dtype).train(site.training)
-        draw = torch.randn(branch.P.shape, generator=generator, dtype=torch.float64)
-        branch.P.copy_(draw / math.sqrt(self.rank))
+        branch.P.copy_(torch.randn(branch.P.shape, generator=generator, dtype=torch.float64) / math.sqrt(self.rank))
         if form == "a":
             branch.scale = scale
         where = free_path(gm, f"{path}_branch")

@@ -8,7 +8,6 @@ Paddings stay nodes, so q is kept padded, and residual adds are not drawn in.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -26,7 +25,6 @@ from floorplan.layers.paper import PaperSite
 S = TypeVar("S", bound=PaperSite)
 
 
-@dataclass(frozen=True)
 class Insert(Insertion):
     """Options of the pass; calling it runs it."""
 
@@ -47,7 +45,6 @@ class Insert(Insertion):
             yield Site(put_site(gm, node, source, make), note="" if rank else "frozen: keeps its gate and its scale")
 
     def nothing(self, gm: fx.GraphModule, found: int) -> str:
-        """What is said where no site was chosen."""
         return "memflora-paper: no conv with a BatchNorm behind it was chosen; try --sites all"
 
 
@@ -59,23 +56,20 @@ def put_site(
     source: the conv before it, as `conv_before` finds it; without one the BatchNorm stands alone.
     Returns the path of the site.
     """
-    act = None if source is None else _activation_after(gm, node)
-    conv = None if source is None else gm.get_submodule(str(source.target))
-    module = None if act is None else gm.get_submodule(str(act.target))
-    path = str(node.target if source is None else source.target)
-    set_module(gm, path, make(conv, module))
-    if source is not None:
-        (node if act is None else act).replace_all_uses_with(source)
-        for old in (act, node):
-            if old is not None:
-                gm.graph.erase_node(old)
+    if source is None:
+        set_module(gm, str(node.target), make(None, None))
+        return str(node.target)
+    path, act = str(source.target), _activation_after(gm, node)
+    set_module(gm, path, make(gm.get_submodule(path), gm.get_submodule(str(act.target)) if act else None))
+    for old in (node, act) if act else (node,):
+        old.replace_all_uses_with(source)
+        gm.graph.erase_node(old)
     return path
 
 
 def unfilled(kind: Callable[..., S], conv: Any, bn: Any, act: nn.Module | None, **options: Any) -> S:
     """A site of a class for these layers: weight, scale and statistics are theirs, biases are not."""
-    shape = None if conv is None else list(conv.weight.shape)
-    geo = None if conv is None else geometry_of(conv).config()
+    geo, shape = (None, None) if conv is None else (geometry_of(conv).config(), list(conv.weight.shape))
     bias = conv is not None and conv.bias is not None
     site = kind(len(bn.running_mean), geo, shape, bias=bias, eps=bn.eps, act=act_config(act), **options)
     site = site.to(device=bn.running_mean.device, dtype=bn.running_mean.dtype)
@@ -93,9 +87,9 @@ def conv_before(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:
         return None
     target = str(source.target)
     conv = gm.get_submodule(target)
-    shared = sum(n.target == target for n in gm.graph.nodes) > 1
-    plain = isinstance(conv, CONVS) and not shared
-    return source if plain and not (conv_reason(conv) or call_reason(gm, target)) else None
+    if not isinstance(conv, CONVS) or sum(n.target == target for n in gm.graph.nodes) > 1:  # shared
+        return None
+    return None if conv_reason(conv) or call_reason(gm, target) else source
 
 
 def _activation_after(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:
@@ -112,8 +106,7 @@ def _site(conv: Any, act: nn.Module | None, bn: Any, rank: int, generator: torch
     if bn.bias is not None:
         site.beta = bn.bias.detach().clone()
     if rank:
-        draw = torch.randn(site.P.shape, generator=generator, dtype=torch.float64)
-        site.P.copy_(draw / math.sqrt(rank))
+        site.P.copy_(torch.randn(site.P.shape, generator=generator, dtype=torch.float64) / math.sqrt(rank))
     return site
 
 

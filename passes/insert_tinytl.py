@@ -12,7 +12,7 @@ the outer one is it.
 
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -56,11 +56,8 @@ class Insert(Insertion):
         yield from _frozen_convs(gm)
 
     def nothing(self, gm: fx.GraphModule, found: int) -> str:
-        """What is said where no branch fits."""
-        return (
-            "tinytl: no lite residual fits; it stands beside submodules of two or more 2-D convs "
-            "with one input and one output"
-        )
+        beside = "it stands beside submodules of two or more 2-D convs with one input and one output"
+        return f"tinytl: no lite residual fits; {beside}"
 
     def _branches(self, gm: fx.GraphModule, generator: torch.Generator) -> Iterator[Site]:
         widths, made = _widths(gm), dict[str, str]()
@@ -71,16 +68,12 @@ class Insert(Insertion):
                 continue
             if path not in made:  # a block that runs twice has one branch
                 made[path] = free_path(gm, f"{path}.lite")
-                lite = _like(gm, LiteResidual(block.inputs, block.outputs))
-                lite.start(generator)
+                floats = (p for p in (*gm.parameters(), *gm.buffers()) if p.is_floating_point())
+                lite = LiteResidual(block.inputs, block.outputs)
+                lite.to(next(floats, lite.U)).start(generator)
                 set_module(gm, made[path], lite)
-            widths[_insert(gm, block, made[path])] = block.outputs
+            widths[_insert(gm, block, nodes, made[path])] = block.outputs
             yield Site(path)
-
-
-def _like(gm: fx.GraphModule, lite: LiteResidual) -> LiteResidual:
-    like = next((p for p in (*gm.parameters(), *gm.buffers()) if p.is_floating_point()), None)
-    return lite if like is None else lite.to(device=like.device, dtype=like.dtype)
 
 
 def blocks(gm: fx.GraphModule) -> list[tuple[str, Nodes]]:
@@ -108,7 +101,6 @@ class _Block:
     y: fx.Node
     inputs: int
     outputs: int
-    inside: Nodes = field(repr=False)
 
 
 def _fit(gm: fx.GraphModule, nodes: Nodes, widths: dict[fx.Node, int]) -> _Block | str:
@@ -131,7 +123,7 @@ def _fit(gm: fx.GraphModule, nodes: Nodes, widths: dict[fx.Node, int]) -> _Block
             return f"how many channels {node.name} has cannot be told from the layers around it"
     if (writer := writer_between(gm, x, y.next, x, _roots(gm))) is not None:
         return f"{writer.name} writes in place into {x.name}, which the lite residual would read later"
-    return _Block(x, y, cast(int, inputs), cast(int, outputs), nodes)
+    return _Block(x, y, cast(int, inputs), cast(int, outputs))
 
 
 def _roots(gm: fx.GraphModule) -> Roots:
@@ -179,9 +171,9 @@ def _width_of(m: nn.Module, n: fx.Node, widths: dict[fx.Node, int]) -> int:
     return 0
 
 
-def _insert(gm: fx.GraphModule, block: _Block, path: str) -> fx.Node:
+def _insert(gm: fx.GraphModule, block: _Block, inside: Nodes, path: str) -> fx.Node:
     """Add the branch behind the block's output, for all that reads it outside."""
-    readers = [u for u in block.y.users if u not in block.inside]
+    readers = [u for u in block.y.users if u not in inside]
     with gm.graph.inserting_after(block.y):
         lite = gm.graph.call_module(path, (block.x, block.y))
     with gm.graph.inserting_after(lite):

@@ -6,7 +6,7 @@ Outputs stay exact; a gradient that passes such a node is off by at most the bou
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import fx, nn
 
@@ -16,22 +16,6 @@ from floorplan.graph.driver import Pass, Site
 from floorplan.graph.swap import swap
 from floorplan.layers.activations import record_of
 from floorplan.layers.lossy import FITS, LossyActivation, lossy_refusal
-
-
-@dataclass(frozen=True)
-class Approximate:
-    """The pass with its options."""
-
-    bits: int
-    fit: str
-
-    def __call__(self, gm: fx.GraphModule) -> Iterator[Site]:
-        """Replace the smooth activation modules of `gm` that have a few-bit derivative."""
-        sites = swap(gm, _smooth, lossy_refusal, lambda m: LossyActivation.of(m, self.bits, self.fit))
-        targets = {n.name: str(n.target) for n in gm.graph.nodes if n.op == "call_module"}
-        for site in sites:
-            layer = gm.get_submodule(targets[site.node])
-            yield replace(site, note=layer.extra_repr()) if isinstance(layer, LossyActivation) else site
 
 
 def _smooth(m: nn.Module) -> bool:
@@ -44,7 +28,14 @@ def lossy(bits: int, fit: str = "normal") -> Pass:
         raise FloorplanError(f"lossy activations: {bits} bits; use 1 to 8")
     if fit not in FITS:
         raise FloorplanError(f"lossy activations: fit {fit} is not known; use {' or '.join(FITS)}")
-    return Pass("lossy_activations", Approximate(bits, fit))
+
+    def run(gm: fx.GraphModule) -> Iterator[Site]:
+        targets = {n.name: str(n.target) for n in gm.graph.nodes if n.op == "call_module"}
+        for site in swap(gm, _smooth, lossy_refusal, lambda m: LossyActivation.of(m, bits, fit)):
+            layer = gm.get_submodule(targets[site.node])
+            yield replace(site, note=layer.extra_repr()) if isinstance(layer, LossyActivation) else site
+
+    return Pass("lossy_activations", run)
 
 
 def approximate(gm: fx.GraphModule, bits: int, fit: str = "normal") -> tuple[fx.GraphModule, list[Site]]:

@@ -5,18 +5,13 @@
 Fused sites hold their activation themselves and are no activation nodes: they stay as they are.
 """
 
-from collections.abc import Iterator
+from functools import partial
 
-from torch import fx
-
-from floorplan.graph.driver import Pass, Site
+from floorplan.graph.driver import Pass
 from floorplan.graph.swap import swap
 from floorplan.layers.activations import PackedActivation, activation_refusal, record_of
 
-
-def run(gm: fx.GraphModule) -> Iterator[Site]:
-    """Replace the activation modules of `gm` that have a gate."""
-    return swap(gm, lambda m: record_of(m) is not None, activation_refusal, PackedActivation.of)
-
-
-PASS = Pass("pack_gates", run)
+PASS = Pass(
+    "pack_gates",
+    partial(swap, known=lambda m: record_of(m) is not None, refusal=activation_refusal, twin=PackedActivation.of),
+)

@@ -26,15 +26,11 @@ def _bias(m: nn.Module) -> list[nn.Parameter]:
 
 
 def _norm(m: nn.Module) -> list[nn.Parameter]:
-    return list(m.parameters(recurse=False)) if isinstance(m, NORMALIZATIONS) else []
+    return _full(m) if isinstance(m, NORMALIZATIONS) else []
 
 
-CHOICES: dict[str, Callable[[nn.Module], list[nn.Parameter]]] = {
-    "full": _full,
-    "none": lambda m: [],
-    "bias": _bias,
-    "norm": _norm,
-}
+Choice = Callable[[nn.Module], list[nn.Parameter]]
+CHOICES: dict[str, Choice] = {"full": _full, "none": lambda m: [], "bias": _bias, "norm": _norm}
 
 
 def trainable(what: str, head: bool = False) -> Pass:

@@ -86,9 +86,9 @@ def _layer(cls: type[nn.Module], tensors: dict[str, Tensor], options: dict[str, 
         if cls is nn.Linear:
             return cast(nn.Module, make(shape[1], shape[0], bias="bias" in tensors))
         groups = options["groups"]
-        wide = (shape[1] * groups, shape[0]), (shape[0], shape[1] * groups)
-        sizes = wide["Transpose" in cls.__name__]
-        return cast(nn.Module, make(*sizes, tuple(shape[2:]), bias="bias" in tensors, **options))
+        sides = (shape[1] * groups, shape[0])
+        sides = sides[::-1] if "Transpose" in cls.__name__ else sides
+        return cast(nn.Module, make(*sides, tuple(shape[2:]), bias="bias" in tensors, **options))
 
 
 def _norm(gm: fx.GraphModule, x: Any, tensors: dict[str, Tensor], options: dict[str, Any], training: Any) -> nn.Module:
@@ -97,11 +97,8 @@ def _norm(gm: fx.GraphModule, x: Any, tensors: dict[str, Tensor], options: dict[
     if training is False:
         return AnyBatchNorm(n, options["eps"], options["momentum"], affine, fixed=True)
     source = gm.get_submodule(x.target) if x.op == "call_module" else None
-    cls: Any = AnyBatchNorm
-    if isinstance(source, ConvNd):
-        cls = _NORMS[len(source.kernel_size)]
-    norm = cls(n, options["eps"], options["momentum"], affine)
-    return cast(nn.Module, norm.train(training.training))
+    cls: Any = _NORMS[len(source.kernel_size)] if isinstance(source, ConvNd) else AnyBatchNorm
+    return cast(nn.Module, cls(n, options["eps"], options["momentum"], affine).train(training.training))
 
 
 def _hold(module: nn.Module, tensors: dict[str, Tensor]) -> None:
@@ -110,12 +107,9 @@ def _hold(module: nn.Module, tensors: dict[str, Tensor]) -> None:
         if name in buffers_of(module):
             buffers_of(module)[name] = t
         else:
-            frozen = isinstance(t, nn.Parameter)
-            parameters_of(module)[name] = cast(nn.Parameter, t) if frozen else nn.Parameter(t, requires_grad=False)
-    like = tensors.get("running_mean")
-    if like is not None:
-        count = cast(Tensor, module.num_batches_tracked)
-        module.num_batches_tracked = count.to(like.device)
+            parameters_of(module)[name] = t if isinstance(t, nn.Parameter) else nn.Parameter(t, requires_grad=False)
+    if (like := tensors.get("running_mean")) is not None:
+        module.num_batches_tracked = cast(Tensor, module.num_batches_tracked).to(like.device)
 
 
 def _home(gm: fx.GraphModule, node: fx.Node, reads: dict[str, Any], module: nn.Module) -> str | None:
@@ -126,13 +120,11 @@ def _home(gm: fx.GraphModule, node: fx.Node, reads: dict[str, Any], module: nn.M
         return None
     owner = owners.pop()
     old = gm.get_submodule(owner)
-    inside = tensors_of(old)
-    own = tensors_of(module)
+    inside, own = tensors_of(old), tensors_of(module)
     flags = [f"{owner}.{k}" for k, m in children_of(old).items() if isinstance(m, TrainingFlag)]
     free = all(set(n.users) == {node} for f in flags for n in calls_of(gm, f))
     fits = type(old) is nn.Module and len(flags) == len(children_of(old)) and free
-    fits = fits and set(inside) <= set(own)
-    if not fits or any(p.rpartition(".")[2] != k for k, p in paths.items()):
+    if not fits or not set(inside) <= set(own) or any(p.rpartition(".")[2] != k for k, p in paths.items()):
         return None
     if "num_batches_tracked" in inside:
         buffers_of(module)["num_batches_tracked"] = cast(Tensor, inside["num_batches_tracked"])

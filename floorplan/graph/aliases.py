@@ -16,25 +16,9 @@ from floorplan.torch_doors import AvgPoolNd, BatchNormNd, ConvNd, MaxPoolNd
 
 _FRESH_MODULES = (nn.Linear, ConvNd, BatchNormNd, MaxPoolNd, AvgPoolNd, nn.Upsample)
 _FRESH_FUNCTIONS = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.cat, F.pad}
-_WRITERS = {
-    operator.iadd,
-    operator.isub,
-    operator.imul,
-    operator.itruediv,
-    operator.ifloordiv,
-    operator.imod,
-    operator.ipow,
-    operator.iand,
-    operator.ior,
-    operator.ixor,
-    operator.setitem,
-}
+_NAMES = "iadd isub imul itruediv ifloordiv imod ipow iand ior ixor setitem"
+_WRITERS = {getattr(operator, name) for name in _NAMES.split()}
 Roots = dict[fx.Node, frozenset[fx.Node]]
-
-
-def order_of(gm: fx.GraphModule) -> dict[fx.Node, int]:
-    """The position of every node."""
-    return {n: i for i, n in enumerate(gm.graph.nodes)}
 
 
 def roots_of(gm: fx.GraphModule) -> Roots:
@@ -65,7 +49,7 @@ def written(gm: fx.GraphModule, n: fx.Node, roots: Roots) -> frozenset[fx.Node]:
             return frozenset()
         return frozenset().union(*(roots[a] for a in n.all_input_nodes))
     if n.op in ("call_function", "call_method") and _writes(n):
-        outs = [a for a in (*n.args[:1], n.kwargs.get("input"), n.kwargs.get("out"))]
+        outs = (*n.args[:1], n.kwargs.get("input"), n.kwargs.get("out"))
         return frozenset().union(*(roots[a] for a in outs if isinstance(a, fx.Node)))
     return frozenset()
 
@@ -82,19 +66,12 @@ def _writes(n: fx.Node) -> bool:
 
 def writer_between(gm: fx.GraphModule, first: fx.Node, last: fx.Node, read: fx.Node, roots: Roots) -> fx.Node | None:
     """A node strictly between two others that may write into what `read` is."""
-    order = order_of(gm)
-    for n in gm.graph.nodes:
-        if order[first] < order[n] < order[last] and written(gm, n, roots) & roots[read]:
-            return n  # type: ignore[no-any-return]
-    return None
+    between = (n for n in gm.graph.nodes if first < n < last)
+    return next((n for n in between if written(gm, n, roots) & roots[read]), None)
 
 
 def reader_after(gm: fx.GraphModule, at: fx.Node, value: fx.Node, roots: Roots) -> fx.Node | None:
     """A node after `at` that may read the memory of `value`, other than through `at` itself."""
-    order = order_of(gm)
     through = {n for n in roots if at in roots[n]}
-    for n in gm.graph.nodes:
-        reads = [a for a in n.all_input_nodes if a not in through and roots[a] & roots[value]]
-        if order[n] > order[at] and reads:
-            return n  # type: ignore[no-any-return]
-    return None
+    same = {n for n in roots if n not in through and roots[n] & roots[value]}
+    return next((n for n in gm.graph.nodes if n > at and same.intersection(n.all_input_nodes)), None)

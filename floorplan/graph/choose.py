@@ -65,20 +65,15 @@ class Insertion:
     def nothing(self, gm: fx.GraphModule, found: int) -> str:
         """What is said where no adapter was put in, of `found` convs."""
         if not found and (computed := _functional_conv(gm)):
-            return (
-                f"no conv can be adapted: {computed} convolves with a computed weight "
-                "(weight standardisation, a reparametrization); bake the weight first"
-            )
+            why = "(weight standardisation, a reparametrization); bake the weight first"
+            return f"no conv can be adapted: {computed} convolves with a computed weight {why}"
         advice = "try --sites all or a smaller rank" if found else "its graph has no conv layer"
         return f"no conv was adapted ({found} looked at with --sites {self.sites} --rank {self.rank}); {advice}"
 
     def choices(self, gm: fx.GraphModule, convs: Mapping[str, nn.Module]) -> tuple[dict[str, str], dict[str, str]]:
         """Path -> why no pass can replace the conv, and of the others: why it was not chosen, "" if it was."""
-        unfit = {
-            path: why
-            for path, m in convs.items()
-            if not isinstance(m, Adapter) and (why := conv_reason(m) or call_reason(gm, path))
-        }
+        plain = {path: m for path, m in convs.items() if not isinstance(m, Adapter)}
+        unfit = {path: why for path, m in plain.items() if (why := conv_reason(m) or call_reason(gm, path))}
         return unfit, choose({p: shape_of(m) for p, m in convs.items() if p not in unfit}, self.sites, self.rank)
 
 

@@ -6,6 +6,7 @@ Nothing is run until the first question. Every node runs once, in order, so in-p
 """
 
 import linecache
+import operator
 import os
 import sys
 from collections.abc import Sequence
@@ -75,9 +76,7 @@ def raised_at(trace: TracebackType | None) -> str:
 
 def source_line(frame: FrameType | None) -> str:
     """The source line a frame stands at, without its colon."""
-    if frame is None:
-        return ""
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip().rstrip(":")
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip().rstrip(":") if frame else ""
 
 
 def expression(frame: FrameType | None) -> str:
@@ -92,22 +91,14 @@ def expression(frame: FrameType | None) -> str:
     return raw[start:end].decode(errors="replace").strip() or source_line(frame)
 
 
-class _Failed:
-    """The value of a node that could not run on fake tensors."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
 class Evaluator:
     """Values of graph nodes on fake tensors of the example inputs' sizes."""
 
     def __init__(self, root: nn.Module, inputs: Sequence[Any]) -> None:
-        self.root = root
-        self.inputs = inputs
+        self.root, self.inputs = root, inputs
         self.running = False  # the tracer's patches stand aside meanwhile
         self.mode: FakeTensorMode | None = None
-        self.values: dict[fx.Node, Any] = {}
+        self.values: dict[fx.Node, Any] = {}  # an exception for a node that could not run on fakes
 
     def sizes(self) -> str:
         """The example inputs' sizes, for notes."""
@@ -130,11 +121,10 @@ class Evaluator:
         finally:
             self.running = False
         found = self.values[node]
-        if isinstance(found, _Failed):
-            if isinstance(found.error, VALUES_ASKED):
-                raise ValueBranch() from found.error
-            why = f"{type(found.error).__name__}: {found.error}"
-            raise Undecided(f"cannot be decided on fake tensors: {why}") from found.error
+        if isinstance(found, VALUES_ASKED):
+            raise ValueBranch() from found
+        if isinstance(found, Exception):
+            raise Undecided(f"cannot be decided on fake tensors: {type(found).__name__}: {found}") from found
         return found
 
     def scalar(self, node: fx.Node, kind: type) -> Any:
@@ -153,20 +143,18 @@ class Evaluator:
             args, kwargs = map_arg((n.args, n.kwargs), self._load)
             return self._call(n, args, kwargs)
         except Exception as e:
-            return _Failed(e)
+            return e
 
     def _load(self, n: fx.Node) -> Any:
-        if isinstance(value := self.values[n], _Failed):
-            raise value.error
+        if isinstance(value := self.values[n], Exception):
+            raise value
         return value
 
     def _call(self, n: fx.Node, args: Any, kwargs: Any) -> Any:
         if n.op == "placeholder":
             return self.fakes[[p for p in n.graph.nodes if p.op == "placeholder"].index(n)]
         if n.op == "get_attr":
-            owner, _, name = str(n.target).rpartition(".")
-            found = getattr(self.root.get_submodule(owner), name)
-            return self._fake(found)
+            return self._fake(operator.attrgetter(str(n.target))(self.root))
         if n.op == "call_function":
             return cast(Any, n.target)(*args, **kwargs)
         if n.op == "call_method":

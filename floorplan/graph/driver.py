@@ -45,10 +45,9 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
     try:
         return deepcopy(gm)
     except RuntimeError as e:  # torch copies leaves only
-        raise FloorplanError(
-            "the model holds a computed tensor (an old-style weight_norm or spectral_norm); remove it first, "
-            "with torch.nn.utils.remove_weight_norm or remove_spectral_norm"
-        ) from e
+        what = "the model holds a computed tensor (an old-style weight_norm or spectral_norm)"
+        todo = "remove it first, with torch.nn.utils.remove_weight_norm or remove_spectral_norm"
+        raise FloorplanError(f"{what}; {todo}") from e
 
 
 def _twin(gm: fx.GraphModule) -> fx.GraphModule:

@@ -42,11 +42,8 @@ def tied_convs(gm: fx.GraphModule) -> list[str]:
     for node, m in module_calls(gm, *CONV_TYPES):
         if not parametrize.is_parametrized(m):  # whose weight is made, and its state renewed, when read
             paths.setdefault(id(m.weight), {})[str(node.target)] = None
-    return [
-        f"{', '.join(same)} share one weight; each gets an adapter of its own"
-        for same in paths.values()
-        if len(same) > 1
-    ]
+    word = "share one weight; each gets an adapter of its own"
+    return [f"{', '.join(same)} {word}" for same in paths.values() if len(same) > 1]
 
 
 def set_module(gm: fx.GraphModule, path: str, m: nn.Module) -> None:

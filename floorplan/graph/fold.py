@@ -12,11 +12,7 @@ from floorplan.layers.geometry import geometry_of
 from floorplan.torch_doors import FORWARDS, hooks_of
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
 PARAMETRIZED = "its weight is parametrized; remove the parametrization first (leave_parametrized=True)"
-
-
 LARGE_SCALE = 100.0  # a folded BatchNorm scaling a channel by more than this is worth a word
 
 
@@ -100,9 +96,7 @@ def to_site(conv: nn.Module, bn: nn.Module | None = None) -> FusedConv:
     geo, weight = geometry_of(conv), c.weight.detach()
     bias = None if c.bias is None else c.bias.detach()
     folded = bn is not None
-    site = FusedConv(geo.config(), list(weight.shape), bias=bias is not None or folded, scale=folded).to(
-        device=weight.device, dtype=weight.dtype
-    )
+    site = FusedConv(geo.config(), list(weight.shape), bias=bias is not None or folded, scale=folded).to(weight)
     if bn is None:
         site.weight = weight.clone(memory_format=torch.preserve_format)
         if bias is not None:
@@ -132,7 +126,6 @@ def to_affine(bn: nn.Module) -> ChannelAffine:
 def tied_twin(site: FusedConv) -> FusedConv:
     """A second site on the same tensors, for another call of a shared conv."""
     twin = FusedConv(**site.config())
-    for name in ("weight", "bias", "scale", "P"):
+    for name in ("weight", "bias", "scale", "P", "U"):
         setattr(twin, name, getattr(site, name))
-    twin.U = site.U
     return twin.train(site.training)

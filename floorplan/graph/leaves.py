@@ -37,16 +37,12 @@ def leaf_reason(m: nn.Module) -> str:
     return ""
 
 
-def _torch_class(cls: type) -> bool:
-    return cls.__module__.startswith(("torch.nn", "torch.ao.nn"))
-
-
 def is_plain_leaf(m: nn.Module) -> bool:
     """Whether a call of m computes what a torch.nn layer (or one of floorplan's) computes."""
-    kinds = type(m).__mro__
     if isinstance(m, Layer):
         return True
-    base = next(k for k in kinds if _torch_class(k))
+    kinds = type(m).__mro__
+    base = next(k for k in kinds if k.__module__.startswith(("torch.nn", "torch.ao.nn")))
     if base is nn.Module or isinstance(m, _CONTAINERS):
         return False
     own = {n for k in kinds[: kinds.index(base)] for n in vars(k)} - _NEUTRAL

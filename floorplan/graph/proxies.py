@@ -22,32 +22,25 @@ class _Asks:
         object.__setattr__(self, k, v)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        record = cast(Any, self).tracer.create_proxy
-        record("call_function", operator.setitem, (self, key, value), {})
+        cast(Any, self).tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
     def __len__(self) -> int:
         return cast(int, cast(Any, self).tracer.length(self))
 
-    def __int__(self) -> int:
-        return cast(int, cast(Any, self).tracer.number(self, int))
 
-    def __float__(self) -> float:
-        return cast(float, cast(Any, self).tracer.number(self, float))
-
-    def __index__(self) -> int:
-        return cast(int, cast(Any, self).tracer.number(self, operator.index))
+def _number(kind: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda self: self.tracer.number(self, kind)
 
 
 def _inplace(name: str) -> Callable[[Any, Any], Any]:
-    def method(self: Any, other: Any) -> Any:
-        target = getattr(operator, name)
-        return self.tracer.create_proxy("call_function", target, (self, other), {})
-
-    return method
+    target = getattr(operator, name)
+    return lambda self, other: self.tracer.create_proxy("call_function", target, (self, other), {})
 
 
 for _name in "iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift".split():
     setattr(_Asks, f"__{_name}__", _inplace(_name))
+for _name, _kind in (("int", int), ("float", float), ("index", operator.index)):
+    setattr(_Asks, f"__{_name}__", _number(_kind))
 
 
 class Proxy(_Asks, fx.Proxy):

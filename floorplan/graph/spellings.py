@@ -48,9 +48,9 @@ def parameters(text: str) -> tuple[tuple[str, Any], ...]:
     return tuple((n, ast.literal_eval(v) if eq else ...) for n, eq, v in pairs)
 
 
+_DIMS = ("1d", "2d", "3d")
 _MAX = "input kernel_size stride=None padding=0 dilation=1 ceil_mode=False return_indices=False"
-_AVG1 = "input kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True"
-_AVG = f"{_AVG1} divisor_override=None"
+_AVG = "input kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True"
 
 
 def _activations(table: dict[Any, Spelling], methods: dict[str, Spelling]) -> None:
@@ -78,42 +78,29 @@ def _options(a: Activation) -> tuple[tuple[str, Any], ...]:
     return tuple((n, ... if of[n].default is Parameter.empty else of[n].default) for n in a.options)
 
 
-def _pools(table: dict[Any, Spelling]) -> None:
-    for d in (1, 2, 3):
-        avg = parameters(_AVG1 if d == 1 else _AVG)
-        top, size = parameters(_MAX), parameters("input output_size")
-        both = parameters("input output_size return_indices=False")
-        rows = (
-            (f"max_pool{d}d", top, f"MaxPool{d}d"),
-            (f"avg_pool{d}d", avg, f"AvgPool{d}d"),
-            (f"adaptive_avg_pool{d}d", size, f"AdaptiveAvgPool{d}d"),
-            (f"adaptive_max_pool{d}d", both, f"AdaptiveMaxPool{d}d"),
-        )
-        for name, takes, cls in rows:
-            table[getattr(F, name)] = Spelling(takes, getattr(nn, cls))
-        table[getattr(torch, f"max_pool{d}d")] = Spelling(top[:-1], getattr(nn, f"MaxPool{d}d"))
-        table.pop(getattr(F, f"max_pool{d}d_with_indices"), None)
+def _each(function: str, module: str, takes: str, dims: tuple[str, ...] = _DIMS, space: Any = F) -> dict[Any, Spelling]:
+    """`function`1d, 2d and 3d, which become `module`1d, 2d and 3d."""
+    return {getattr(space, function + d): Spelling(parameters(takes), getattr(nn, module + d)) for d in dims}
 
 
-def _tables() -> tuple[dict[Any, Spelling], dict[str, Spelling]]:
-    functions: dict[Any, Spelling] = {}
-    methods: dict[str, Spelling] = {}
-    _activations(functions, methods)
-    _pools(functions)
-    return functions, methods
-
-
-FUNCTIONS, METHODS = _tables()
+FUNCTIONS: dict[Any, Spelling] = {}
+METHODS: dict[str, Spelling] = {}
+_activations(FUNCTIONS, METHODS)
+FUNCTIONS |= {
+    **_each("max_pool", "MaxPool", _MAX),
+    **_each("max_pool", "MaxPool", _MAX.removesuffix(" return_indices=False"), space=torch),
+    **_each("avg_pool", "AvgPool", _AVG, _DIMS[:1]),
+    **_each("avg_pool", "AvgPool", f"{_AVG} divisor_override=None", _DIMS[1:]),
+    **_each("adaptive_avg_pool", "AdaptiveAvgPool", "input output_size"),
+    **_each("adaptive_max_pool", "AdaptiveMaxPool", "input output_size return_indices=False"),
+}
 # In place where no module is.
 NO_MODULE = {f"{f}_" for a in ACTIVATIONS.values() if a.spelled and not a.inplace for f in a.functions.split()}
 
 _DROP = "input p=0.5 training=True inplace=False"
 _ALPHA = "input p=0.5 training=False inplace=False"
 DROPOUTS: dict[Any, Spelling] = {
-    F.dropout: Spelling(parameters(_DROP), nn.Dropout),
-    F.dropout1d: Spelling(parameters(_DROP), nn.Dropout1d),
-    F.dropout2d: Spelling(parameters(_DROP), nn.Dropout2d),
-    F.dropout3d: Spelling(parameters(_DROP), nn.Dropout3d),
+    **_each("dropout", "Dropout", _DROP, ("", *_DIMS)),
     F.alpha_dropout: Spelling(parameters(_ALPHA), nn.AlphaDropout),
     F.feature_alpha_dropout: Spelling(parameters(_ALPHA), nn.FeatureAlphaDropout),
     torch.dropout: Spelling(parameters("input p training"), nn.Dropout),
@@ -126,22 +113,11 @@ WEIGHTED: dict[Any, Spelling] = {
     F.linear: Spelling(parameters("input weight bias=None"), nn.Linear),
     F.prelu: Spelling(parameters("input weight"), nn.PReLU),
     F.batch_norm: Spelling(parameters(_BN), AnyBatchNorm),
-    F.conv1d: Spelling(parameters(_CONV), nn.Conv1d),
-    F.conv2d: Spelling(parameters(_CONV), nn.Conv2d),
-    F.conv3d: Spelling(parameters(_CONV), nn.Conv3d),
-    F.conv_transpose1d: Spelling(parameters(_DECONV), nn.ConvTranspose1d),
-    F.conv_transpose2d: Spelling(parameters(_DECONV), nn.ConvTranspose2d),
-    F.conv_transpose3d: Spelling(parameters(_DECONV), nn.ConvTranspose3d),
+    **_each("conv", "Conv", _CONV),
+    **_each("conv_transpose", "ConvTranspose", _DECONV),
 }
 
 PAD = parameters("input pad mode='constant' value=None")
-_PADS = (
-    ("Zero", "constant"),
-    ("Constant", "constant"),
-    ("Reflection", "reflect"),
-    ("Replication", "replicate"),
-    ("Circular", "circular"),
-)
-PAD_MODULES: dict[type[nn.Module], str] = {
-    getattr(nn, f"{kind}Pad{d}d"): mode for kind, mode in _PADS for d in (1, 2, 3)
-}
+_PADS = {"Zero": "constant", "Constant": "constant"}
+_PADS |= {"Reflection": "reflect", "Replication": "replicate", "Circular": "circular"}
+PAD_MODULES: dict[type[nn.Module], str] = {getattr(nn, f"{k}Pad{d}"): m for k, m in _PADS.items() for d in _DIMS}

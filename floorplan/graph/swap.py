@@ -14,7 +14,11 @@ def swap(
     twin: Callable[[nn.Module], nn.Module],
 ) -> Iterator[Site]:
     """Put twin(m) in the place of every `known` module m without a refusal; one Site a call."""
-    for target, calls in _calls(gm).items():
+    calls_by_target: dict[str, list[fx.Node]] = {}
+    for node in gm.graph.nodes:
+        if node.op == "call_module":
+            calls_by_target.setdefault(str(node.target), []).append(node)
+    for target, calls in calls_by_target.items():
         module = gm.get_submodule(target)
         if not known(module):
             continue
@@ -23,14 +27,6 @@ def swap(
             gm.set_submodule(target, twin(module))
         for node in calls:
             yield Site(node.name, why)
-
-
-def _calls(gm: fx.GraphModule) -> dict[str, list[fx.Node]]:
-    calls: dict[str, list[fx.Node]] = {}
-    for node in gm.graph.nodes:
-        if node.op == "call_module":
-            calls.setdefault(str(node.target), []).append(node)
-    return calls
 
 
 def _overwrites(module: nn.Module, calls: list[fx.Node]) -> str:

@@ -22,7 +22,7 @@ from floorplan.errors import TraceError
 from floorplan.graph.decide import ValueBranch
 from floorplan.graph.leaves import leaf_reason
 from floorplan.graph.tracer import Tracer, reason_of
-from floorplan.graph.untouched import complete, tidy, untouched
+from floorplan.graph.untouched import complete, in_mode, tidy, untouched
 from floorplan.layers.plain import TrainingFlag
 from floorplan.torch_doors import forget_tracer, hooks_of
 
@@ -46,19 +46,15 @@ def trace(model: nn.Module, inputs: Sequence[Any], *, both_modes: bool = False) 
     `inputs` (real or fake, one a positional argument of forward) give the structure, and the sizes
     where the forward asks for them. With `both_modes` the graph follows .train() and .eval().
     """
-    lazy = [n for n, p in model.named_parameters() if nn.parameter.is_lazy(p)]
-    if lazy:
+    if lazy := [n for n, p in model.named_parameters() if nn.parameter.is_lazy(p)]:
         raise TraceError(f"forward: {lazy[0]} has no size yet; run one batch through it first")
     if isinstance(model, fx.GraphModule) and (not leaf_reason(model) or _exported(model)):
         gm = fx.GraphModule(model, copy.deepcopy(model.graph), type(model).__name__)
         complete(gm, model)
         return Traced(gm, ("torch.export's checks of the inputs are left out",) * _exported(model))
-    flags = {m: m.training for m in model.modules()}
-    try:
-        traced = _both(model, inputs, set(flags.values())) if both_modes else _once(model, inputs)
-    finally:
-        for m, flag in flags.items():
-            m.training = flag
+    with in_mode(model, "saved"):
+        flags = {m.training for m in model.modules()}
+        traced = _both(model, inputs, flags) if both_modes else _once(model, inputs)
     for found in (traced, traced.own):
         if found is not None and (found.opaque.get(ROOT) is None or found.gm.get_submodule(ROOT) is not model):
             complete(found.gm, model)
@@ -89,7 +85,10 @@ def _both(model: nn.Module, inputs: Sequence[Any], flags: set[bool]) -> Traced:
         other = list(_differences(base.gm.graph, runs[False].gm.graph))
         failed = next((p.fact for p in places + other if p.fact), "")
         if not failed:
-            as_is = _copied(base) if places else base
+            as_is = base
+            if places:  # the same graph on the same modules, to be left as it is
+                graph = copy.deepcopy(base.gm.graph)
+                as_is = replace(base, gm=fx.GraphModule(base.gm, graph, type(base.gm).__name__))
             nodes = list(base.gm.graph.nodes)
             for p in places:
                 _follow(base.gm, nodes[p.index], p)
@@ -97,14 +96,8 @@ def _both(model: nn.Module, inputs: Sequence[Any], flags: set[bool]) -> Traced:
             opaque = {k: v for t in (*runs.values(), base) for k, v in t.opaque.items()}
             return Traced(base.gm, tuple(notes), opaque, base.lines, as_is)
     note = f"forward differs between train and eval mode (first difference: {failed})"
-    was = runs[False]
-    own = base or runs.get(mode_now)
-    return replace(was, notes=(*was.notes, f"{note}; the eval-mode graph is used"), own=own)
-
-
-def _copied(traced: Traced) -> Traced:
-    """The same graph on the same modules, to be left as it is."""
-    return replace(traced, gm=fx.GraphModule(traced.gm, copy.deepcopy(traced.gm.graph), type(traced.gm).__name__))
+    said = (*runs[False].notes, f"{note}; the eval-mode graph is used")
+    return replace(runs[False], notes=said, own=base or runs.get(mode_now))
 
 
 @dataclass(frozen=True)
@@ -145,8 +138,8 @@ def _same_attribute(m: fx.Node, n: fx.Node) -> bool:
 
 
 def _unequal(a: Any, b: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
-    if isinstance(a, fx.Node) and isinstance(b, fx.Node):
-        if a.name != b.name:
+    if isinstance(a, fx.Node | slice) and type(a) is type(b):
+        if repr(a) != repr(b):  # nodes are written by their names
             yield path, a, b
     elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
@@ -154,9 +147,6 @@ def _unequal(a: Any, b: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple
     elif isinstance(a, dict) and isinstance(b, dict) and list(a) == list(b):
         for k in a:
             yield from _unequal(a[k], b[k], (*path, k))
-    elif isinstance(a, slice) and isinstance(b, slice):
-        if repr(a) != repr(b):
-            yield path, a, b
     elif type(a) is not type(b) or a != b:
         yield path, a, b
 
@@ -165,8 +155,7 @@ def _follow(gm: fx.GraphModule, node: fx.Node, p: _Place) -> None:
     """Replace one boolean argument by the training flag of the module that it was read in."""
     owner = list(node.meta.get("nn_module_stack", {"": ("", None)}).values())[-1][0]
     path = f"{owner}.training_flag" if owner else "training_flag"
-    call = (node.args, dict(node.kwargs))
-    value = call
+    value = call = (node.args, dict(node.kwargs))
     for key in p.path:
         value = cast(Any, value)[key]
     flag = TrainingFlag().train(bool(value) is p.train)

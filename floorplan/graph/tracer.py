@@ -14,17 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from floorplan.graph.decide import (
-    Evaluator,
-    Undecided,
-    ValueBranch,
-    calling_frame,
-    expression,
-    place,
-    raised_at,
-    source_line,
-    user_frame,
-)
+from floorplan.graph import decide
+from floorplan.graph.decide import Evaluator, Undecided, ValueBranch
 from floorplan.graph.leaves import Refusal, is_plain_leaf, leaf_reason
 from floorplan.graph.proxies import Proxy
 from floorplan.torch_doors import checkpointing, is_erased, renew, saved_hooks
@@ -32,15 +23,12 @@ from floorplan.torch_doors import checkpointing, is_erased, renew, saved_hooks
 
 def _context() -> dict[str, Any]:
     """What a graph cannot record of the place where a node is made, by the reason to refuse it where it changes."""
-    kinds = ("cpu", "cuda")
+    kinds, gradients = ("cpu", "cuda"), (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
     return {
         "uses activation checkpointing": checkpointing(),
         "keeps tensors by saved-tensor hooks of its own": saved_hooks(),
         "switches autocast on or off": [torch.is_autocast_enabled(k) and torch.get_autocast_dtype(k) for k in kinds],
-        "computes under torch.no_grad() or in a custom autograd.Function": (
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-        ),
+        "computes under torch.no_grad() or in a custom autograd.Function": gradients,
     }
 
 
@@ -132,11 +120,11 @@ class Tracer(fx.Tracer):
         """A node, with the user's line; Refusal where it is made in a context that a graph cannot record."""
         if kind not in ("output", "get_attr") and (now := _context()) != self.context:
             raise Refusal(next(why for why in now if now[why] != self.context[why]))
-        self._settle(calling_frame())
+        self._settle(decide.calling_frame())
         if target == "self":  # which the code of a graph calls its module
             args = (*args[:2], "self_", *args[3:])
         node = super().create_node(kind, target, *args, **kwargs)
-        if line := place(user_frame()):
+        if line := decide.place(decide.user_frame()):
             self.lines[node.name] = node.meta["line"] = line
         return node
 
@@ -175,24 +163,24 @@ class Tracer(fx.Tracer):
             raise Refusal("draws random numbers, which tracing would freeze")
         else:
             what = "a tensor made in forward becomes a constant buffer"
-        self._note(user_frame(), what)
+        self._note(decide.user_frame(), what)
 
     def _note(self, frame: FrameType | None, text: str) -> None:
-        self.notes[": ".join(p for p in (place(frame), text) if p)] = None
+        self.notes[": ".join(p for p in (decide.place(frame), text) if p)] = None
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """Decide a branch for the sizes of the example inputs."""
-        frame = user_frame()
+        frame = decide.user_frame()
         answer = bool(self._ask(lambda: self.evaluator.scalar(obj.node, bool)))
         if not _rank_only(obj.node):
             sizes = self.evaluator.sizes()
-            asked = expression(frame) or obj.node.name
+            asked = decide.expression(frame) or obj.node.name
             self._note(frame, f"branch decided for input sizes {sizes}: {asked} is {answer}")
         return answer
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        frame = user_frame()
-        where, line = place(frame), source_line(frame)
+        frame = decide.user_frame()
+        where, line = decide.place(frame), decide.source_line(frame)
         try:
             return question()
         except ValueBranch:
@@ -205,9 +193,9 @@ class Tracer(fx.Tracer):
     def number(self, obj: fx.Proxy, kind: Callable[[Any], Any]) -> Any:
         """int(), float() or index() of a size."""
         value = self._ask(lambda: self.evaluator.scalar(obj.node, cast(type, kind)))
-        frame = calling_frame()
-        sizes, line = self.evaluator.sizes(), source_line(user_frame())
-        note = f"{place(user_frame())}: a size is fixed at {value} for input sizes {sizes}: {line}"
+        frame = decide.calling_frame()
+        sizes, line = self.evaluator.sizes(), decide.source_line(decide.user_frame())
+        note = f"{decide.place(decide.user_frame())}: a size is fixed at {value} for input sizes {sizes}: {line}"
         self._settle(None)
         self.asked = (frame, frame.f_lasti if frame else -1, note)
         return value
@@ -226,7 +214,7 @@ class Tracer(fx.Tracer):
         answer = len(value)
         if not isinstance(value, torch.Size):
             sizes = self.evaluator.sizes()
-            self._note(user_frame(), f"length taken as {answer} for input sizes {sizes}")
+            self._note(decide.user_frame(), f"length taken as {answer} for input sizes {sizes}")
         return answer
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
@@ -234,7 +222,7 @@ class Tracer(fx.Tracer):
         value, node = self._ask(lambda: self.evaluator.value(obj.node)), obj.node
         if not isinstance(value, torch.Size):
             sizes, n = self.evaluator.sizes(), len(value)
-            self._note(user_frame(), f"loop unrolled {n} times for input sizes {sizes}")
+            self._note(decide.user_frame(), f"loop unrolled {n} times for input sizes {sizes}")
         if isinstance(value, Tensor):
             obj = cast(fx.Proxy, torch.unbind(cast(Any, obj)))
         if isinstance(value, dict | KeysView):
@@ -259,7 +247,7 @@ def reason_of(e: Exception) -> str:
     """One line on why a forward could not be traced."""
     if isinstance(e, ValueBranch | Undecided):
         return str(e)
-    where = raised_at(e.__traceback__)
+    where = decide.raised_at(e.__traceback__)
     text = " ".join(str(e).split())[:200]
     what = text if isinstance(e, Refusal) else f"{type(e).__name__}: {text}"
     return f"{where}: {what}" if where else what

@@ -15,19 +15,8 @@ from torch.nn.utils import parametrize
 from floorplan.errors import FloorplanError
 from floorplan.torch_doors import CONSTANT, STORES, buffers_of, children_of, parameters_of, transient_of
 
-_LOOKS = (
-    getattr,
-    operator.getitem,
-    operator.eq,
-    operator.ne,
-    operator.lt,
-    operator.le,
-    operator.gt,
-    operator.ge,
-    "size",
-    "dim",
-    "numel",
-)
+_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+_LOOKS = (getattr, operator.getitem, *_COMPARISONS, "size", "dim", "numel")
 
 
 def tidy(graph: fx.Graph, lines: dict[str, str]) -> None:
@@ -63,17 +52,17 @@ def _put_back(seen: dict[int, tuple[Any, Any]]) -> bool:
     changed = False
     for value, old in seen.values():
         if isinstance(value, list):
-            if len(value) != len(old) or any(a is not b for a, b in zip(value, old, strict=True)):
-                value[:], changed = old, True
+            same = len(value) == len(old) and all(a is b for a, b in zip(value, old, strict=True))
         elif isinstance(value, dict):
-            if value.keys() != old.keys() or any(value[k] is not old[k] for k in old):
-                value.clear()
-                value.update(old)
-                changed = True
-        elif value != old:
+            same = value.keys() == old.keys() and all(value[k] is old[k] for k in old)
+        else:
+            same = value == old
+        changed = changed or not same
+        if not same and isinstance(value, list):
+            value[:] = old
+        elif not same:
             value.clear()
             value.update(old)
-            changed = True
     return changed
 
 
@@ -115,12 +104,6 @@ def no_memory(model: nn.Module) -> Iterator[None]:
                 c.cache_clear()  # it may hold what only tracing made
 
 
-def _reparametrizing(model: nn.Module) -> list[torch.Tensor]:
-    """State that a reparametrized weight renews whenever it is read (spectral_norm's vectors)."""
-    lists = [m for m in model.modules() if isinstance(m, parametrize.ParametrizationList)]
-    return [b for m in lists for b in m.buffers()]
-
-
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[list[str]]:
     """Undo what the forward assigns to the model's attributes while it is traced; lists it."""
@@ -132,7 +115,9 @@ def untouched(model: nn.Module) -> Iterator[list[str]]:
     paths = {m: n for n, m in model.named_modules()}
     changed: list[str] = []
     held = {m: _held(m) for m in before}
-    vectors = [(b, b.detach().clone()) for b in _reparametrizing(model)]
+    # What a reparametrized weight renews whenever it is read (spectral_norm's vectors).
+    renewed = [m for m in model.modules() if isinstance(m, parametrize.ParametrizationList)]
+    vectors = [(b, b.detach().clone()) for m in renewed for b in m.buffers()]
     try:
         with no_memory(model):
             yield changed

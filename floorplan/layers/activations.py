@@ -108,6 +108,12 @@ def _clamp(m: Any) -> Gate:
     return Gate(float(lo), float(hi), CLAMP_PASSES, 1.0, 0.0)
 
 
+def _bounded(min: float | None = None, max: float | None = None, inplace: bool = False) -> Clamp:
+    return Clamp(min, max, inplace)
+
+
+_BOUNDS = {"clamp": "min=None max=None", "clip": "min=None max=None", "clamp_min": "min", "clamp_max": "max"}
+_CLAMPS = "clamp clamp_min clamp_max"
 _CURVED = "its derivative is a curve, not two values"
 _OF_OUTPUT = "its derivative is a curve of its output"
 _BELOW = ("its derivative is a curve below 0", "LeakyReLU")
@@ -124,16 +130,7 @@ _RECORDS = (
     Activation(nn.Softshrink, "shrink", "softshrink", "softshrink", _shrink),
     Activation(nn.RReLU, "relu", "rrelu", "", _rrelu, spelled=False, moded=True),
     Activation(nn.PReLU, "relu", "prelu", "", _prelu, spelled=False),
-    Activation(
-        Clamp,
-        "clamp",
-        "clamp clip clamp_min clamp_max",
-        "clamp clamp_min clamp_max",
-        _clamp,
-        rate="clamp",
-        arguments={"clamp": "min=None max=None", "clip": "min=None max=None", "clamp_min": "min", "clamp_max": "max"},
-        make=lambda min=None, max=None, inplace=False: Clamp(min, max, inplace),
-    ),
+    Activation(Clamp, "clamp", " ".join(_BOUNDS), _CLAMPS, _clamp, rate="clamp", arguments=_BOUNDS, make=_bounded),
     Activation(nn.SiLU, "silu", "silu", "silu", None, (_CURVED, "ReLU6"), smooth.silu),
     Activation(nn.Hardswish, "swish", "hardswish", "hardswish", None, _LINE, smooth.hardswish),
     Activation(nn.GELU, "gelu", "gelu", "gelu", None, (_CURVED, "ReLU"), smooth.gelu),
@@ -170,9 +167,8 @@ def gate_of(module: nn.Module) -> Gate | str:
     if a.gate is not None:
         return a.gate(module)
     why, other = a.ungated
-    return (
-        f"{name} cannot be gated, {why}; recompute it exactly, keep a few-bit derivative (lossy), or train with {other}"
-    )
+    todo = f"recompute it exactly, keep a few-bit derivative (lossy), or train with {other}"
+    return f"{name} cannot be gated, {why}; {todo}"
 
 
 def activation_refusal(module: nn.Module) -> str:
@@ -237,7 +233,6 @@ class PackedActivation(Layer):
         return new.train(module.training)
 
     def plain_form(self) -> nn.Module:
-        """torch's own."""
         if self.act is not None:
             return self.act
         assert self.slope is not None
@@ -246,7 +241,6 @@ class PackedActivation(Layer):
         return act
 
     def extra_repr(self) -> str:
-        """The activation's name and options."""
         return ", ".join([self.name, *(f"{k}={v}" for k, v in self.options.items())])
 
     def forward(self, z: Tensor) -> Tensor:

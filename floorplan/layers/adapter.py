@@ -70,18 +70,7 @@ class ConvAdapter(Adapter):
     def start(self, generator: torch.Generator) -> None:
         """Set the factors; the weight is the conv's by now."""
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {
-            "geometry": self.geo.config(),
-            "weight": list(self.weight.shape),
-            "rank": self.rank,
-            "scale": self.scale,
-            "bias": self.bias is not None,
-        }
-
     def extra_repr(self) -> str:
-        """What a reader of the graph wants to know."""
         return f"{list(self.weight.shape)}, rank={self.rank}, scale={self.scale}"
 
     def merged(self) -> Tensor:
@@ -89,7 +78,6 @@ class ConvAdapter(Adapter):
         return (self.weight + self.delta()).detach()
 
     def plain_form(self) -> PlainConv:
-        """One conv."""
         return PlainConv(self.geo, self.merged(), self.bias)
 
     def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs:
@@ -119,8 +107,7 @@ def adapters(model: nn.Module) -> list[tuple[str, Adapter]]:
 
 def adapter_rank(model: nn.Module) -> int | None:
     """Rank of an adapted model, None of any other."""
-    ranks = {m.rank for _, m in adapters(model)}
-    return max(ranks) if ranks else None
+    return max((m.rank for _, m in adapters(model)), default=None)
 
 
 def zero_factors(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -6,7 +6,7 @@ torch's own average pools keep x, of which their backward reads nothing but the 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,16 +18,14 @@ from floorplan.layers.layer import Layer
 from floorplan.torch_doors import ADAPTIVE_BACKWARD, applied
 
 aten = torch.ops.aten
+AVG_POOLS: tuple[type[nn.Module], ...] = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+ADAPTIVE_AVG_POOLS: tuple[type[nn.Module], ...] = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 
 
-def dims_of(module: nn.Module) -> int:
-    """Spatial dimensions of an nn pool."""
-    return int(type(module).__name__[-2])
-
-
-def each_dim(value: Any, dims: int) -> list[Any]:
-    """One value a spatial dimension."""
-    return list(value) if isinstance(value, Sequence) else [value] * dims
+def each_dim(pool: Any, *names: str) -> list[list[Any]]:
+    """Attributes of an nn pool, with one value a spatial dimension."""
+    dims, values = int(type(pool).__name__[-2]), (getattr(pool, name) for name in names)
+    return [list(v) if isinstance(v, Sequence) else [v] * dims for v in values]
 
 
 def one_high(x: Tensor, dims: int) -> Tensor:
@@ -69,26 +67,22 @@ class ShapeAvgPool(Layer):
     @classmethod
     def of(cls, m: Any) -> "ShapeAvgPool":
         """The compact twin of an nn.AvgPool."""
-        d = dims_of(m)
-        window = (each_dim(m.kernel_size, d), each_dim(m.stride, d), each_dim(m.padding, d))
+        kernel, stride, padding = each_dim(m, "kernel_size", "stride", "padding")
         divisor = getattr(m, "divisor_override", None)
-        return cls(*window, m.ceil_mode, m.count_include_pad, divisor).train(m.training)
+        return cls(kernel, stride, padding, m.ceil_mode, m.count_include_pad, divisor).train(m.training)
 
     def plain_form(self) -> nn.Module:
-        """torch's own."""
         options = {} if self.dims == 1 else {"divisor_override": self.divisor_override}
         window = (tuple(t) for t in (self.kernel, self.stride, self.padding))
-        kind: Any = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[self.dims - 1]
+        kind: Any = AVG_POOLS[self.dims - 1]
         return kind(*window, self.ceil_mode, self.count_include_pad, **options)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
-        """Kernel and stride."""
         return f"kernel={self.kernel}, stride={self.stride}, padding={self.padding}"
 
     def forward(self, x: Tensor) -> Tensor:
         """The mean of each window."""
-        one = [] if self.dims > 1 else [1]
-        zero = [] if self.dims > 1 else [0]
+        one, zero = ([1], [0]) if self.dims == 1 else ([], [])
         window = (one + self.kernel, one + self.stride, zero + self.padding)
         options = (self.ceil_mode, self.count_include_pad, self.divisor_override)
         y = applied(_AvgPool, one_high(x, self.dims), *window, *options)
@@ -101,8 +95,7 @@ class _AvgPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *window: Any) -> Tensor:
         ctx.shape, ctx.layout, ctx.window = x.shape, layout_of(x), window
-        pool = F.avg_pool2d if len(window[0]) == 2 else F.avg_pool3d
-        return pool(x, *window)
+        return (F.avg_pool2d if len(window[0]) == 2 else F.avg_pool3d)(x, *window)
 
     @staticmethod
     @once_differentiable
@@ -131,15 +124,13 @@ class ShapeAdaptiveAvgPool(Layer):
     @classmethod
     def of(cls, m: Any) -> "ShapeAdaptiveAvgPool":
         """The compact twin of an nn.AdaptiveAvgPool."""
-        return cls(each_dim(m.output_size, dims_of(m))).train(m.training)
+        (output,) = each_dim(m, "output_size")
+        return cls(output).train(m.training)
 
     def plain_form(self) -> nn.Module:
-        """torch's own."""
-        kind: Any = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[self.dims - 1]
-        return kind(tuple(self.output))  # type: ignore[no-any-return]
+        return cast(Any, ADAPTIVE_AVG_POOLS[self.dims - 1])(tuple(self.output))  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
-        """Output size."""
         return f"output={self.output}"
 
     def forward(self, x: Tensor) -> Tensor:

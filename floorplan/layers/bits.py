@@ -34,18 +34,16 @@ def layout_of(z: Tensor) -> int:
         return 0
     if all(isinstance(n, int) for n in (*z.shape, *z.stride())):
         return int(not z.is_contiguous() and z.is_contiguous(memory_format=_format(z, 1)))
-    last = (0, *range(2, z.dim()), 1)
-    plain = tuple(range(z.dim()))
-    return int(_has_strides(z, last) and not _has_strides(z, plain))
+    dims = range(z.dim())
+    return int(_has_strides(z, [0, *dims[2:], 1]) and not _has_strides(z, dims))
 
 
-def _has_strides(z: Tensor, order: tuple[int, ...]) -> bool:
+def _has_strides(z: Tensor, order: Sequence[int]) -> bool:
     """Whether z is dense with dimensions nested in `order`; adds no guard to a symbolic size."""
     stride = 1
     for d in reversed(order):
-        if not statically_known_true(z.shape[d] == 1):
-            if not statically_known_true(z.stride(d) == stride):
-                return False
+        if not statically_known_true(z.shape[d] == 1) and not statically_known_true(z.stride(d) == stride):
+            return False
         stride = stride * z.shape[d]
     return True
 
@@ -61,10 +59,15 @@ def as_layout(z: Tensor, layout: int) -> Tensor:
     return z.contiguous(memory_format=_format(z, layout))
 
 
-def empty_like_map(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Memory of another shape with as many dimensions, laid out as `like` is."""
-    form = _format(like, layout_of(like))
+def empty_like_map(like: Tensor, shape: Sequence[int], layout: int | None = None) -> Tensor:
+    """Memory of another shape with as many dimensions, in `layout` or laid out as `like` is."""
+    form = _format(like, layout_of(like) if layout is None else layout)
     return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=form)
+
+
+def bytes_for(n: int, bits: int, device: torch.device) -> Tensor:
+    """Memory of n fields of `bits` bits."""
+    return torch.empty((n * bits + 7) // 8, dtype=torch.uint8, device=device)
 
 
 def dense_in(z: Tensor, layout: int) -> bool:
@@ -90,11 +93,7 @@ def spread(n: int, work: Callable[[slice, slice], None], threads: bool) -> None:
     numpy lets go of the interpreter's lock; torch ops would start a team of threads in each thread.
     """
     parts = list(_segments(n, CPU_SEGMENT))
-    teams = min(torch.get_num_threads(), len(parts)) if threads else 1
-    if teams < 2:
-        for part, where in parts:
-            work(part, where)
-        return
+    teams = max(1, min(torch.get_num_threads(), len(parts))) if threads else 1
 
     def some(k: int) -> None:
         for part, where in parts[k::teams]:
@@ -116,18 +115,16 @@ def _pool(pid: int) -> ThreadPoolExecutor:
 def pack_gate(z: Tensor, lo: float, hi: float, closed: bool) -> Tensor:
     """Bits of lo < z < hi (lo <= z <= hi if closed), z of any shape -> uint8 (ceil(numel/8),)."""
     layout = layout_of(z)
-    z = _flat(z.detach().contiguous(memory_format=_format(z, layout)), layout)
-    out = torch.empty((z.numel() + 7) // 8, dtype=torch.uint8, device=z.device)
-    if z.device.type == "cpu":
-        _pack_gate_numpy(z, lo, hi, closed, out)
-    else:
-        _pack_gate_torch(z, lo, hi, closed, out)
+    z = _flat(as_layout(z.detach(), layout), layout)
+    out = bytes_for(z.numel(), 1, z.device)
+    pack = _pack_gate_numpy if z.device.type == "cpu" else _pack_gate_torch
+    pack(z, lo, hi, closed, out)
     return out
 
 
 @pack_gate.register_fake
 def _(z: Tensor, lo: float, hi: float, closed: bool) -> Tensor:
-    return torch.empty((z.numel() + 7) // 8, dtype=torch.uint8, device=z.device)
+    return bytes_for(z.numel(), 1, z.device)
 
 
 def _pack_gate_numpy(z: Tensor, lo: float, hi: float, closed: bool, out: Tensor) -> None:
@@ -165,13 +162,16 @@ def apply_gate(g: Tensor, packed: Tensor, layout: int, inside: float, outside: f
     packed: uint8 (ceil(g.numel()/8),), in the memory order of `layout`. A factor 0 gives exact
     zeros and a factor 1 exact copies, whatever g holds.
     """
-    g = g.detach()
-    source = g.contiguous(memory_format=_format(g, layout))
-    aligned = source.data_ptr() == g.data_ptr()
-    out = torch.empty_like(source) if aligned else source
+    source, out = source_and_target(g, layout)
     run = _apply_numpy if g.device.type == "cpu" else _apply_torch
     run(_flat(source, layout), packed, inside, outside, _flat(out, layout))
     return out
+
+
+def source_and_target(g: Tensor, layout: int) -> tuple[Tensor, Tensor]:
+    """g dense in `layout`, and new memory for a result: that of a copy of g, where one had to be made."""
+    source = as_layout(g.detach(), layout)
+    return source, torch.empty_like(source) if source.data_ptr() == g.data_ptr() else source
 
 
 @apply_gate.register_fake
@@ -203,16 +203,14 @@ def _apply_numpy(g: Tensor, packed: Tensor, inside: float, outside: float, out: 
         if source is None or target is None:
             _select(g[part], torch.from_numpy(m).view(torch.uint8), inside, outside, out[part])
         else:
-            keep = np.negative(m) if inside else m - np.int8(1)
-            np.bitwise_and(source[part], keep, out=target[part])
+            np.bitwise_and(source[part], np.negative(m) if inside else m - np.int8(1), out=target[part])
 
     spread(n, work, plain)
 
 
 def _apply_torch(g: Tensor, packed: Tensor, inside: float, outside: float, out: Tensor) -> None:
     for part, where in _segments(g.numel(), SEGMENT):
-        s = g[part]
-        _select(s, _unpack_torch(packed[where], s.numel(), 1), inside, outside, out[part])
+        _select(g[part], _unpack_torch(packed[where], g[part].numel(), 1), inside, outside, out[part])
 
 
 def _select(g: Tensor, m: Tensor, inside: float, outside: float, out: Tensor) -> None:
@@ -246,7 +244,7 @@ def pack_fields(v: Tensor, bits: int) -> Tensor:
 
 @pack_fields.register_fake
 def _(v: Tensor, bits: int) -> Tensor:
-    return torch.empty((v.numel() * bits + 7) // 8, dtype=torch.uint8, device=v.device)
+    return bytes_for(v.numel(), bits, v.device)
 
 
 def _pack_torch(v: Tensor, bits: int) -> Tensor:

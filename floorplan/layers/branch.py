@@ -35,9 +35,8 @@ class RankBranch(Adapter):
         self.shape = list(weight)
         o, i, *k = weight
         one = [1] * len(k)
-        point = Geometry.of(
-            self.geo.config() | {"kernel": one, "stride": one, "dilation": one, "padding": [[0, 0]] * len(k)}
-        )
+        ones = {"kernel": one, "stride": one, "dilation": one, "padding": [[0, 0]] * len(k)}
+        point = Geometry.of(self.geo.config() | ones)
         self.down_geo, self.up_geo = (self.geo, point) if kernel == "down" else (point, self.geo)
         self.register_buffer("P", torch.zeros(rank, i, *(k if kernel == "down" else one)))
         self.U = nn.Parameter(torch.zeros(o, rank, *(one if kernel == "down" else k)))
@@ -47,17 +46,10 @@ class RankBranch(Adapter):
         self.unmergeable = "has a BatchNorm of q that does not merge" if scale == "bn" else ""
 
     def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {
-            "geometry": self.geo.config(),
-            "weight": self.shape,
-            "rank": self.rank,
-            "kernel": self.kernel,
-            "scale": self.form,
-        }
+        own = {"rank": self.rank, "kernel": self.kernel, "scale": self.form}
+        return {"geometry": self.geo.config(), "weight": self.shape, **own}
 
     def axes(self) -> dict[str, str]:
-        """The rank, and the widths on either side of it."""
         norm = ("weight", "bias", "running_mean", "running_var") if self.norm is not None else ()
         return {"P": "rC", "U": "Cr", **{f"norm.{n}": "r" for n in norm}}
 
@@ -68,22 +60,20 @@ class RankBranch(Adapter):
 
     def delta(self) -> Tensor:
         """What the branch adds to the weight, (O, I, *k)."""
-        d = self.source_delta()
-        return d if self.scale is None else d * self.scale.reshape(-1, *[1] * (d.dim() - 1))
+        return self._scaled(self.source_delta())
+
+    def _scaled(self, t: Tensor) -> Tensor:
+        """t (O, …) times the scale of each output channel."""
+        return t if self.scale is None else t * self.scale.reshape(-1, *[1] * (t.dim() - 1))
 
     def source_delta(self) -> Tensor:
-        """The same, unscaled."""
         u, p = self.U, self.P
         if self.kernel == "down":
             return torch.einsum("or,ri...->oi...", u.flatten(1), p)
         return torch.einsum("or...,ri->oi...", u, p.flatten(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, I, *spatial) -> (B, O, *spatial')."""
         geo = self.down_geo
         q = conv(pad(x, geo), self.P, None, geo, 1) if self.plain else frozen_conv(x, self.P, None, geo)
         q = q if self.norm is None else self.norm(q)
-        u: Tensor = self.U
-        if self.scale is not None:
-            u = u * self.scale.reshape(-1, *[1] * (u.dim() - 1))
-        return conv(pad(q, self.up_geo), u, None, self.up_geo, 1)
+        return conv(pad(q, self.up_geo), self._scaled(self.U), None, self.up_geo, 1)

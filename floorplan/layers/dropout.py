@@ -19,6 +19,7 @@ from floorplan.torch_doors import applied
 
 # dims of an input that torch reads as one sample without a batch dimension; 0 = it never does
 DROPOUTS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 2, nn.Dropout2d: 0, nn.Dropout3d: 4}
+_KINDS = {k.__name__: k for k in DROPOUTS}
 _SHIFTS = "it shifts and scales by its input's statistics, and torch keeps the noise; use Dropout"
 REFUSED: dict[type[nn.Module], str] = {nn.AlphaDropout: _SHIFTS, nn.FeatureAlphaDropout: _SHIFTS}
 
@@ -44,11 +45,10 @@ class PackedDropout(Layer):
 
     def __init__(self, name: str, p: float) -> None:
         super().__init__()
-        kinds = {k.__name__: k for k in DROPOUTS}
-        if name not in kinds:
-            raise ValueError(f"PackedDropout: {name} is unknown; use one of {', '.join(kinds)}")
+        if name not in _KINDS:
+            raise ValueError(f"PackedDropout: {name} is unknown; use one of {', '.join(_KINDS)}")
         self.name, self.p = name, float(p)
-        self.sample_dims = DROPOUTS[kinds[name]]
+        self.sample_dims = DROPOUTS[_KINDS[name]]
 
     @classmethod
     def of(cls, module: Any) -> "PackedDropout":
@@ -58,11 +58,9 @@ class PackedDropout(Layer):
         return cls(type(module).__name__, module.p).train(module.training)
 
     def plain_form(self) -> nn.Module:
-        """torch's own."""
-        return {k.__name__: k for k in DROPOUTS}[self.name](self.p)
+        return _KINDS[self.name](self.p)
 
     def extra_repr(self) -> str:
-        """Kind and probability."""
         return f"{self.name}, p={self.p}"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,16 +68,13 @@ class PackedDropout(Layer):
         if not self.training or self.p == 0:
             return x
         if self.p == 1 or not (torch.is_grad_enabled() and x.requires_grad):
-            return self._plain(x)
+            plain = {"Dropout": F.dropout, "Dropout1d": F.dropout1d, "Dropout2d": F.dropout2d}
+            return plain.get(self.name, F.dropout3d)(x, self.p, True)
         if self.name == "Dropout":
             return applied(_Elements, x, self.p)
         batch = () if x.dim() == self.sample_dims else x.shape[:1]
         decided = (*batch, x.shape[len(batch)], *[1] * (x.dim() - len(batch) - 1))
         return applied(_Channels, x, self.p, decided)
-
-    def _plain(self, x: Tensor) -> Tensor:
-        kinds = {"Dropout": F.dropout, "Dropout1d": F.dropout1d, "Dropout2d": F.dropout2d}
-        return kinds.get(self.name, F.dropout3d)(x, self.p, True)
 
 
 def _scale(p: float, like: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.adapter import ConvAdapter, as_conv_starts
-from floorplan.layers.geometry import conv, conv_input_grad, pad, padded_size, unpad
+from floorplan.layers.geometry import conv, input_grad, pad
 from floorplan.torch_doors import applied
 
 
@@ -42,7 +42,6 @@ class FactorConv(ConvAdapter):
     U: nn.Parameter
 
     def make(self, weight: list[int]) -> None:
-        """D, frozen, and U."""
         self.register_buffer("D", torch.zeros(self.geo.groups, self.rank, *weight[1:]))
         self.U = nn.Parameter(torch.zeros(weight[0], self.rank))
 
@@ -60,11 +59,9 @@ class FactorConv(ConvAdapter):
         self.D.copy_(as_conv_starts(self.D.flatten(0, 1).shape, generator).view(self.D.shape))
 
     def axes(self) -> dict[str, str]:
-        """The rank, and the widths on either side of it."""
         return {"D": ".rC", "U": "Cr"}
 
     def delta(self) -> Tensor:
-        """scale * (U D)."""
         return mixed(torch.zeros_like(self.weight), self.U, self.D, self.scale)
 
     def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs:
@@ -90,9 +87,7 @@ class _Factor(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, u: Tensor, d: Tensor, m: FactorConv) -> Tensor:
         ctx.geo, ctx.scale, ctx.x_shape, ctx.dtype = m.geo, m.scale, x.shape, x.dtype
         xp, g = pad(x, m.geo), m.geo.groups
-        t = None
-        if ctx.needs_input_grad[3]:
-            t = conv(xp, d.flatten(0, 1).to(x.dtype), None, m.geo, g)
+        t = conv(xp, d.flatten(0, 1).to(x.dtype), None, m.geo, g) if ctx.needs_input_grad[3] else None
         ctx.save_for_backward(w, u, d, t)
         b = None if b is None else b.to(x.dtype)
         return conv(xp, mixed(w, u, d, m.scale).to(x.dtype), b, m.geo, g)
@@ -112,8 +107,7 @@ class _Factor(torch.autograd.Function):
             del t
         if ctx.needs_input_grad[0]:
             wm = mixed(w, u, d, ctx.scale).to(gy.dtype)
-            gx = conv_input_grad(gy, wm, padded_size(ctx.x_shape, geo), geo, geo.groups)
-            gx = unpad(gx, geo)
+            gx = input_grad(gy, wm, ctx.x_shape, geo, geo.groups)
         return gx, None, None, gu, None, None
 
 

@@ -11,7 +11,7 @@ runs at full width. Nothing else survives the forward pass; W, P, U, a are refer
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.activations import Gate, act_config, act_of, gate_of
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
-from floorplan.layers.geometry import Geometry, conv, conv_input_grad, pad, padded_size, unpad
+from floorplan.layers.geometry import Geometry, conv, input_grad, pad
 from floorplan.layers.layer import Adapter, Layer, PlainConv, PlainNorm
 from floorplan.layers.lowrank import PROJECTIONS, merge, project, q_grad, up_grad
 from floorplan.torch_doors import applied
@@ -58,13 +58,12 @@ class FusedConv(Adapter):
         form: str = "merged",
     ) -> None:
         super().__init__()
-        self.geo = Geometry.of(geometry)
-        self.rank, self.form = rank, form
+        self.geo, self.rank, self.form = Geometry.of(geometry), rank, form
         self.captures = False  # keep dL/dq in `gq` for a replay (MemFLoRA-SG)
         self.gq: Tensor | None = None
-        out = weight[1] * self.geo.groups if self.geo.transposed else weight[0]
-        self.out_channels = out
-        self.in_channels = weight[0] if self.geo.transposed else weight[1] * self.geo.groups
+        sides = (weight[0], weight[1] * self.geo.groups)
+        self.out_channels, self.in_channels = reversed(sides) if self.geo.transposed else sides
+        out = self.out_channels
         self.register_buffer("weight", torch.zeros(weight))
         self.register_buffer("bias", torch.zeros(out) if bias else None)
         self.register_buffer("scale", torch.ones(out) if scale else None)
@@ -78,13 +77,12 @@ class FusedConv(Adapter):
             self.set_activation(ends)
 
     def _allocate(self, rank: int) -> Tensor:
-        g, k, like = self.geo.groups, list(self.geo.kernel), self.weight
+        g, o, like = self.geo.groups, self.out_channels, self.weight
         self.rank = rank
-        size = [rank, self.out_channels // g] if self.geo.transposed else [rank]
-        size = [g, *size, *k] if self.geo.transposed else [self.out_channels, rank, *k]
+        size = (g, rank, o // g) if self.geo.transposed else (o, rank)
         p = like.new_zeros(g, rank, self.in_channels // g)
         self.register_buffer("P", p)
-        self.U = nn.Parameter(like.new_zeros(size))
+        self.U = nn.Parameter(like.new_zeros(*size, *self.geo.kernel))
         return p
 
     def adapt(self, rank: int, generator: torch.Generator, projection: str = "normal") -> None:
@@ -99,23 +97,12 @@ class FusedConv(Adapter):
         self.gate = cast(Gate, gate_of(act))
 
     def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {
-            "geometry": self.geo.config(),
-            "weight": list(self.weight.shape),
-            "bias": self.bias is not None,
-            "scale": self.scale is not None,
-            "rank": self.rank,
-            "act": act_config(self.act),
-            "form": self.form,
-        }
+        return super().config() | {"act": act_config(self.act)}
 
     def axes(self) -> dict[str, str]:
-        """The rank, and the widths on either side of it."""
         return {"P": ".rC", "U": ".rC" if self.geo.transposed else "Cr"}
 
     def extra_repr(self) -> str:
-        """What a reader of the graph wants to know."""
         site = f"{self.in_channels}, {self.out_channels}, kernel={self.geo.kernel}"
         return site + f", stride={self.geo.stride}, groups={self.geo.groups}, rank={self.rank}"
 
@@ -132,12 +119,10 @@ class FusedConv(Adapter):
         return _merged(torch.zeros_like(self.weight), self.U, self.P, None, self.geo)
 
     def plain_form(self) -> PlainConv:
-        """One conv and its activation."""
         weight, act = self.merged(self.weight.dtype).detach(), act_of(act_config(self.act), inplace=False)
         return PlainConv(self.geo, weight, self.bias, act)
 
     def bottleneck(self, x: Tensor) -> Tensor | None:
-        """q = conv1x1(x, P)."""
         return None if self.P is None else project(x, self.P, self.geo)
 
     def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs:
@@ -171,16 +156,12 @@ class FusedConv(Adapter):
         if not torch.is_grad_enabled():
             z = _add(self.value(x, self.merged(x.dtype)), skip)
             return z if self.act is None else self.act(z)
-        args = (x, skip, self.U, self.weight, self.P, self.scale, self)
-        return applied(_Site, *args)
+        return applied(_Site, x, skip, self.U, self.weight, self.P, self.scale, self)
 
     def value(self, x: Tensor, w: Tensor) -> Tensor:
         """conv(pad(x), w) + bias."""
-        return conv(pad(x, self.geo), w, _cast(self.bias, x), self.geo, self.groups(x))
-
-
-def _cast(t: Tensor | None, like: Tensor) -> Tensor | None:
-    return None if t is None else t.to(like.dtype)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return conv(pad(x, self.geo), w, bias, self.geo, self.groups(x))
 
 
 def _add(z: Tensor, skip: Tensor | None) -> Tensor:
@@ -188,11 +169,6 @@ def _add(z: Tensor, skip: Tensor | None) -> Tensor:
     if isinstance(skip, Tensor):
         return z.add_(skip) if skip.shape == z.shape and skip.dtype == z.dtype else z + skip
     return z if skip is None else z + skip
-
-
-def _no_autocast(device: str) -> AbstractContextManager[Any]:
-    """Gradients in the dtypes of the forward pass, even if backward() is called under autocast."""
-    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
 
 
 def _merged(w: Tensor, u: Tensor | None, p: Tensor | None, scale: Tensor | None, geo: Geometry) -> Tensor:
@@ -206,19 +182,11 @@ class _Site(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        skip: Tensor | None,
-        up: Tensor | None,
-        weight: Tensor,
-        down: Tensor | None,
-        scale: Tensor | None,
-        site: FusedConv,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, skip: Tensor | None, *args: Any) -> Tensor:
+        up, weight, down, scale, site = args
         ctx.geo, ctx.gate, ctx.groups = site.geo, site.gate, site.groups(x)
         ctx.site = site if site.captures else None
-        z = site.value(x, _merged(weight, up, down, scale, site.geo).to(x.dtype))
+        z: Tensor = site.value(x, _merged(weight, up, down, scale, site.geo).to(x.dtype))
         ctx.conv_shape, ctx.x_shape, ctx.dtype = z.shape, x.shape, x.dtype
         q = project(x, down, site.geo) if down is not None and ctx.needs_input_grad[2] else None
         z = _add(z, skip)
@@ -239,10 +207,10 @@ class _Site(torch.autograd.Function):
         if packed is not None:
             g = apply_gate(g, packed, ctx.layout, ctx.gate.inside, ctx.gate.outside)
         gskip = g.sum_to_size(ctx.skip_shape) if ctx.needs_input_grad[1] else None
-        if g.shape != ctx.conv_shape:
-            g = g.sum_to_size(ctx.conv_shape)
+        g = g if g.shape == ctx.conv_shape else g.sum_to_size(ctx.conv_shape)
         g, geo = g.to(ctx.dtype), ctx.geo
-        with _no_autocast(g.device.type):
+        device = g.device.type  # gradients in the dtypes of the forward, even if backward() is called under autocast
+        with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
             gu = None if q is None else up_grad(g, q, up, scale, geo)
             if q is not None and ctx.site is not None:
                 ctx.site.gq = q_grad(g, q, up, scale, geo)
@@ -250,7 +218,7 @@ class _Site(torch.autograd.Function):
             if not ctx.needs_input_grad[0]:
                 return None, gskip, gu, None, None, None, None
             w = _merged(weight, up, down, scale, geo).to(g.dtype)
-            gx = unpad(conv_input_grad(g, w, padded_size(ctx.x_shape, geo), geo, ctx.groups), geo)
+            gx = input_grad(g, w, ctx.x_shape, geo, ctx.groups)
         return gx, gskip, gu, None, None, None, None
 
 
@@ -277,7 +245,5 @@ class ChannelAffine(Layer):
         return PlainNorm(torch.zeros_like(self.scale), torch.ones_like(self.scale), self.scale, self.bias, 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale and shift each channel."""
-        view = (-1, *[1] * (x.dim() - 2))
-        scale, bias = self.scale.to(x.dtype).reshape(view), self.bias.to(x.dtype).reshape(view)
+        scale, bias = (t.to(x.dtype).reshape(-1, *[1] * (x.dim() - 2)) for t in (self.scale, self.bias))
         return (x * scale).add_(bias)

@@ -37,42 +37,27 @@ class Geometry:
     @property
     def native(self) -> bool:
         """Whether the conv kernel can pad by itself, or need not pad."""
-        if all(p == (0, 0) for p in self.padding):
-            return True
-        return self.mode == "zeros" and all(lo == hi for lo, hi in self.padding)
+        return not self.pads or self.mode == "zeros" and all(lo == hi for lo, hi in self.padding)
+
+    @property
+    def pads(self) -> bool:
+        """Whether it pads at all."""
+        return any(p != (0, 0) for p in self.padding)
 
     @property
     def pointwise(self) -> bool:
         """Whether each output position reads the input position of the same number."""
-        return (
-            all(k == 1 for k in self.kernel)
-            and all(s == 1 for s in self.stride)
-            and all(p == (0, 0) for p in self.padding)
-            and not any(self.output_padding)
-        )
+        return {*self.kernel, *self.stride} == {1} and not self.pads and not any(self.output_padding)
 
     @property
     def sampled(self) -> bool:
         """A strided 1x1 conv reads only every stride-th position: nothing else is worth keeping."""
-        return (
-            not self.transposed
-            and all(k == 1 for k in self.kernel)
-            and all(p == (0, 0) for p in self.padding)
-            and any(s > 1 for s in self.stride)
-        )
+        return not self.transposed and set(self.kernel) == {1} and not self.pads and set(self.stride) != {1}
 
     def config(self) -> dict[str, Any]:
         """Plain data from which `Geometry.of` rebuilds this."""
-        return {
-            "kernel": list(self.kernel),
-            "stride": list(self.stride),
-            "padding": [list(p) for p in self.padding],
-            "mode": self.mode,
-            "dilation": list(self.dilation),
-            "groups": self.groups,
-            "transposed": self.transposed,
-            "output_padding": list(self.output_padding),
-        }
+        data = {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}
+        return data | {"padding": [list(p) for p in self.padding]}
 
     @staticmethod
     def of(config: dict[str, Any]) -> "Geometry":
@@ -83,16 +68,9 @@ class Geometry:
             raise ValueError("kernel, stride, dilation and groups are positive")
         if any(type(n) is not int or not 0 <= n < max(s, d) for n, s, d in most):
             raise ValueError("output_padding is smaller than stride or dilation")
-        return Geometry(
-            kernel=tuple(config["kernel"]),
-            stride=tuple(config["stride"]),
-            padding=tuple((int(lo), int(hi)) for lo, hi in config["padding"]),
-            mode=config["mode"],
-            dilation=tuple(config["dilation"]),
-            groups=config["groups"],
-            transposed=config["transposed"],
-            output_padding=tuple(config["output_padding"]),
-        )
+        axes: dict[str, Any] = {k: tuple(config[k]) for k in ("kernel", "stride", "dilation", "output_padding")}
+        padding = tuple((int(lo), int(hi)) for lo, hi in config["padding"])
+        return Geometry(padding=padding, **axes, **{name: config[name] for name in ("mode", "groups", "transposed")})
 
 
 def geometry_of(conv: nn.Module) -> Geometry:
@@ -105,32 +83,20 @@ def geometry_of(conv: nn.Module) -> Geometry:
         total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         padding = tuple((t // 2, t - t // 2) for t in total)
     elif c.padding == "valid":
-        padding = tuple((0, 0) for _ in kernel)
+        padding = ((0, 0),) * len(kernel)
     else:
         padding = tuple((p, p) for p in c.padding)
     transposed = isinstance(conv, TRANSPOSED)
-    return Geometry(
-        kernel,
-        tuple(c.stride),
-        padding,
-        c.padding_mode,
-        dilation,
-        c.groups,
-        transposed,
-        tuple(c.output_padding) if transposed else tuple(0 for _ in kernel),
-    )
-
-
-def _flat(padding: Pads) -> list[int]:
-    """F.pad's order: last axis first."""
-    return [p for pair in reversed(padding) for p in pair]
+    more = tuple(c.output_padding) if transposed else (0,) * len(kernel)
+    return Geometry(kernel, tuple(c.stride), padding, c.padding_mode, dilation, c.groups, transposed, more)
 
 
 def pad(x: Tensor, geo: Geometry) -> Tensor:
     """x with the padding that the conv kernel cannot do by itself."""
     if geo.native:
         return x
-    return F.pad(x, _flat(geo.padding), "constant" if geo.mode == "zeros" else geo.mode)
+    last_first = [p for pair in reversed(geo.padding) for p in pair]
+    return F.pad(x, last_first, "constant" if geo.mode == "zeros" else geo.mode)
 
 
 def conv1x1(x: Tensor, w: Tensor, groups: int = 1) -> Tensor:
@@ -142,10 +108,9 @@ def conv1x1(x: Tensor, w: Tensor, groups: int = 1) -> Tensor:
 
 def padded_size(shape: Sequence[int], geo: Geometry) -> list[int]:
     """Spatial sizes of pad(x, geo) for an x of this shape."""
-    sizes = list(shape[2:])
     if geo.native:
-        return sizes
-    return [n + lo + hi for n, (lo, hi) in zip(sizes, geo.padding, strict=True)]
+        return list(shape[2:])
+    return [n + lo + hi for n, (lo, hi) in zip(shape[2:], geo.padding, strict=True)]
 
 
 def out_size(shape: Sequence[int], geo: Geometry) -> list[int]:
@@ -190,23 +155,15 @@ def _fold_axis(g: Tensor, axis: int, lo: int, hi: int, mode: str) -> Tensor:
     return core
 
 
-def _native_padding(geo: Geometry) -> list[int]:
-    return [lo for lo, _ in geo.padding] if geo.native else [0] * len(geo.kernel)
+def _window(geo: Geometry) -> tuple[list[int], list[int], list[int], bool, list[int]]:
+    """What torch's kernels take: stride, padding, dilation, transposed, output_padding."""
+    padding = [lo for lo, _ in geo.padding] if geo.native else [0] * len(geo.kernel)
+    return list(geo.stride), padding, list(geo.dilation), geo.transposed, list(geo.output_padding)
 
 
 def conv(x: Tensor, w: Tensor, b: Tensor | None, geo: Geometry, groups: int) -> Tensor:
     """The convolution of an already padded x."""
-    return torch.convolution(
-        x,
-        w,
-        b,
-        list(geo.stride),
-        _native_padding(geo),
-        list(geo.dilation),
-        geo.transposed,
-        list(geo.output_padding),
-        groups,
-    )
+    return torch.convolution(x, w, b, *_window(geo), groups)
 
 
 def conv_input_grad(g: Tensor, w: Tensor, size: Sequence[int], geo: Geometry, groups: int) -> Tensor:
@@ -214,10 +171,9 @@ def conv_input_grad(g: Tensor, w: Tensor, size: Sequence[int], geo: Geometry, gr
 
     Taken as a convolution of its own: `convolution_backward` would materialise a stand-in for x.
     """
-    padding, stride, dilation = _native_padding(geo), list(geo.stride), list(geo.dilation)
-    none = [0] * len(geo.kernel)
-    if geo.transposed:
-        gx = torch.convolution(g, w, None, stride, padding, dilation, False, none, groups)
+    stride, padding, dilation, transposed, _ = _window(geo)
+    if transposed:
+        gx = torch.convolution(g, w, None, stride, padding, dilation, False, [0] * len(size), groups)
         for axis, n in enumerate(size):
             gx = gx if gx.shape[2 + axis] == n else gx.narrow(2 + axis, 0, n)
         return gx
@@ -230,20 +186,13 @@ def conv_input_grad(g: Tensor, w: Tensor, size: Sequence[int], geo: Geometry, gr
 
 def conv_weight_grad(g: Tensor, x: Tensor, w: Tensor, geo: Geometry, groups: int) -> Tensor:
     """Gradient of a weight shaped like w, for an already padded x."""
-    grads = torch.ops.aten.convolution_backward(
-        g,
-        x,
-        w,
-        None,
-        list(geo.stride),
-        _native_padding(geo),
-        list(geo.dilation),
-        geo.transposed,
-        list(geo.output_padding),
-        groups,
-        [False, True, False],
-    )
+    grads = torch.ops.aten.convolution_backward(g, x, w, None, *_window(geo), groups, [False, True, False])
     return grads[1]  # type: ignore[no-any-return]
+
+
+def input_grad(g: Tensor, w: Tensor, shape: Sequence[int], geo: Geometry, groups: int) -> Tensor:
+    """Gradient of an x of this shape, through the convolution and the padding."""
+    return unpad(conv_input_grad(g, w, padded_size(shape, geo), geo, groups), geo)
 
 
 def frozen_conv(x: Tensor, w: Tensor, b: Tensor | None, geo: Geometry) -> Tensor:
@@ -266,6 +215,5 @@ class _Frozen(torch.autograd.Function):
         (w,), geo, gx = ctx.saved_tensors, ctx.geo, None
         gb = g.sum((0, *range(2, g.dim()))) if ctx.needs_input_grad[2] else None
         if ctx.needs_input_grad[0]:
-            size = padded_size(ctx.x_shape, geo)
-            gx = unpad(conv_input_grad(g, w, size, geo, geo.groups), geo)
+            gx = input_grad(g, w, ctx.x_shape, geo, geo.groups)
         return gx, None, gb, None

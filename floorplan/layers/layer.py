@@ -61,9 +61,20 @@ class Layer(nn.Module):
     unmergeable: str = ""  # why it has no plain form although it needs one, read as `which …`
 
     def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data: unless a layer says otherwise, the attributes of their names."""
+        """Constructor arguments as plain data: unless a layer says otherwise, the attributes of their names.
+
+        `geometry` is that of `geo`; of a tensor, its shape, or for a flag (a bool), whether there is one.
+        """
         parameters = inspect.signature(type(self)).parameters.values()
-        return {p.name: getattr(self, p.name) for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        return {p.name: self._argument(p) for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+    def _argument(self, p: inspect.Parameter) -> Any:
+        value = getattr(self, "geo" if p.name == "geometry" else p.name)
+        if p.annotation is bool and not isinstance(value, bool):
+            return value is not None
+        if isinstance(value, Geometry):
+            return value.config()
+        return list(value.shape) if isinstance(value, Tensor) else value
 
     @property
     def packed_bits(self) -> float:

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.activations import Gate
 from floorplan.layers.adapter import as_conv_starts
-from floorplan.layers.geometry import Geometry, conv, conv_input_grad, frozen_conv, pad, padded_size, unpad
+from floorplan.layers.geometry import Geometry, conv, frozen_conv, input_grad, pad
 from floorplan.layers.layer import Adapter, Layer, PlainConv
 from floorplan.layers.paper import PaperSite, per_channel
 from floorplan.torch_doors import applied
@@ -61,7 +61,6 @@ class LiteResidual(Adapter):
         return Macs(0, beside, beside)
 
     def extra_repr(self) -> str:
-        """What a reader of the graph wants to know."""
         return f"{self.inputs}, {self.outputs}"
 
     def start(self, generator: torch.Generator) -> None:
@@ -73,7 +72,6 @@ class LiteResidual(Adapter):
             self.B.zero_()
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """What is to be added to y."""
         if x.dim() == 3:
             return self.forward(x[None], y[None])[0]
         halves = [2 if n > 1 else 1 for n in x.shape[2:]]
@@ -108,20 +106,13 @@ class FrozenConv(Layer):
         self.register_buffer("weight", torch.zeros(weight))
         self.bias = nn.Parameter(torch.zeros(out)) if bias else None
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {"geometry": self.geo.config(), "weight": list(self.weight.shape), "bias": self.bias is not None}
-
     def plain_form(self) -> PlainConv:
-        """The conv itself."""
         return PlainConv(self.geo, self.weight, self.bias)
 
     def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs:
-        """The conv."""
         return Macs(self.weight.numel() * math.prod(y[2:]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, I, *spatial) -> (B, O, *spatial')."""
         return frozen_conv(x, self.weight, self.bias, self.geo)
 
 
@@ -153,12 +144,7 @@ class TinySite(PaperSite):
         self.beta = nn.Parameter(torch.zeros(channels))
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {k: v for k, v in super().config().items() if k != "rank"}
-
     def forward(self, x: Tensor) -> Tensor:
-        """(B, I, *spatial) -> (B, O, *spatial')."""
         a = self.gamma * torch.rsqrt(self.var + self.eps)
         b = self.beta - a * self.mean
         if self.plain:
@@ -187,9 +173,7 @@ class _Tiny(torch.autograd.Function):
         else:
             z = conv(pad(x, site.geo), w, None, site.geo, site.geo.groups).mul_(wide)
         z = z.add_(per_channel(b, z.dim()))
-        mask = None
-        if isinstance(site.gate, Gate) and any(ctx.needs_input_grad):
-            mask = _mask(z, site.gate)
+        mask = _mask(z, site.gate) if isinstance(site.gate, Gate) and any(ctx.needs_input_grad) else None
         ctx.save_for_backward(w, a, mask)
         return z if site.act is None else site.act(z)
 
@@ -208,5 +192,4 @@ class _Tiny(torch.autograd.Function):
         g = g * per_channel(a, g.dim())
         if w is None:
             return g, None, None, gb, None
-        gx = conv_input_grad(g, w, padded_size(ctx.x_shape, geo), geo, geo.groups)
-        return unpad(gx, geo), None, None, gb, None
+        return input_grad(g, w, ctx.x_shape, geo, geo.groups), None, None, gb, None

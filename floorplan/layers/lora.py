@@ -27,7 +27,6 @@ class _Lora(ConvAdapter):
     pillar = "other"  # x and the merged weight, of which no rank tells
 
     def make(self, weight: list[int]) -> None:
-        """A and B."""
         a, b = self.shapes(weight, self.rank, self.geo.groups)
         self.A, self.B = nn.Parameter(torch.zeros(a)), nn.Parameter(torch.zeros(b))
 
@@ -50,12 +49,10 @@ class LoraC(_Lora):
 
     @classmethod
     def unfit(cls, geo: Geometry) -> str:
-        """Kernels of one or two axes, one group."""
         few = geo.groups == 1 and len(geo.kernel) < 3
         return super().unfit(geo) or ("" if few else "is defined for ungrouped 1-D and 2-D convs")
 
     def axes(self) -> dict[str, str]:
-        """The rank, and the widths on either side of it."""
         return {"A": "rC", "B": "C.r"}
 
     @staticmethod
@@ -66,8 +63,7 @@ class LoraC(_Lora):
 
     def delta(self) -> Tensor:
         """scale * sum_a B[o,h,a] A[a,i,w]."""
-        o, kh, r = self.B.shape
-        _, i, kw = self.A.shape
+        (o, kh, r), (_, i, kw) = self.B.shape, self.A.shape
         flat = self.B.reshape(o * kh, r) @ self.A.reshape(r, i * kw)
         return self.scale * flat.view(o, kh, i, kw).transpose(1, 2).reshape(self.weight.shape)
 
@@ -79,15 +75,13 @@ class LoraCOfficial(_Lora):
 
     @classmethod
     def unfit(cls, geo: Geometry) -> str:
-        """Square kernels."""
         return super().unfit(geo) or ("needs a square kernel" if len(set(geo.kernel)) > 1 else "")
 
     @staticmethod
     def shapes(w: list[int], r: int, g: int) -> tuple[list[int], list[int]]:
         """A (r*k, I*k), B ((O/g)*k^(dims-1), r*k), I all input channels; 1-D: k counts once."""
         k, dims = w[2], len(w) - 2
-        inputs = w[1] * g
-        return [r * k, inputs * k], [w[0] // g * k ** (dims - 1), r * k]
+        return [r * k, w[1] * g * k], [w[0] // g * k ** (dims - 1), r * k]
 
     def delta(self) -> Tensor:
         """scale * view(B @ A); mixes input channel and kernel row, as loralib does."""
@@ -102,7 +96,7 @@ class SideConv(_Lora):
     merges_a_step = 0
 
     def axes(self) -> dict[str, str]:
-        """The rank, and the widths on either side of it; g*r of a grouped A is a width like another."""
+        # g*r of a grouped A is a width like another
         return {"A": "rC", "B": "Cr"} if self.geo.groups == 1 else {"B": "Cr"}
 
     @staticmethod

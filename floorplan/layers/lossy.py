@@ -22,7 +22,18 @@ from torch.autograd.function import once_differentiable
 from floorplan.cost_models import levels as fit_levels
 from floorplan.cost_models.levels import Floats
 from floorplan.layers.activations import ACTIVATIONS, NAMED, options_of, record_of
-from floorplan.layers.bits import CPU_SEGMENT, SEGMENT, _flat, _format, _pack_torch, _unpack_torch, layout_of
+from floorplan.layers.bits import (
+    CPU_SEGMENT,
+    SEGMENT,
+    _flat,
+    _format,
+    _pack_torch,
+    _unpack_torch,
+    as_layout,
+    bytes_for,
+    layout_of,
+    source_and_target,
+)
 from floorplan.layers.layer import Layer
 from floorplan.torch_doors import applied
 
@@ -96,8 +107,8 @@ def _edges(nearest: Callable[[Floats], Any], grid: Floats, kind: Any) -> Floats:
 def pack_levels(z: Tensor, edges: list[float], codes: list[int], bits: int) -> Tensor:
     """Numbers of the levels of z, any shape -> uint8 (ceil(numel*bits/8),), in z's memory order."""
     layout = layout_of(z)
-    flat = _flat(z.detach().contiguous(memory_format=_format(z, layout)), layout)
-    out = torch.empty((flat.numel() * bits + 7) // 8, dtype=torch.uint8, device=z.device)
+    flat = _flat(as_layout(z.detach(), layout), layout)
+    out = bytes_for(flat.numel(), bits, z.device)
     step = CPU_SEGMENT if z.device.type == "cpu" else SEGMENT
     kind = torch.float64 if z.dtype == torch.float64 else torch.float32
     bounds = torch.tensor(edges, dtype=kind, device=z.device)
@@ -110,23 +121,20 @@ def pack_levels(z: Tensor, edges: list[float], codes: list[int], bits: int) -> T
 
 @pack_levels.register_fake
 def _(z: Tensor, edges: list[float], codes: list[int], bits: int) -> Tensor:
-    return torch.empty((z.numel() * bits + 7) // 8, dtype=torch.uint8, device=z.device)
+    return bytes_for(z.numel(), bits, z.device)
 
 
 @torch.library.custom_op("floorplan::apply_levels", mutates_args=())
 def apply_levels(g: Tensor, packed: Tensor, levels: list[float], bits: int, layout: int) -> Tensor:
     """A new tensor like g, dense in `layout`: g times the level whose number is packed."""
-    source = g.detach().contiguous(memory_format=_format(g, layout))
-    aligned = source.data_ptr() == g.data_ptr()
-    out = torch.empty_like(source) if aligned else source
+    source, out = source_and_target(g, layout)
     given, into = _flat(source, layout), _flat(out, layout)
     step = CPU_SEGMENT if g.device.type == "cpu" else SEGMENT
     factors = torch.tensor(levels, dtype=g.dtype, device=g.device)
     for i in range(0, given.numel(), step):
         part = given[i : i + step]
         bytes_ = packed[i * bits // 8 : (i * bits + part.numel() * bits + 7) // 8]
-        found = _unpack_torch(bytes_, part.numel(), bits)
-        torch.mul(part, factors[found.int()], out=into[i : i + step])
+        torch.mul(part, factors[_unpack_torch(bytes_, part.numel(), bits).int()], out=into[i : i + step])
     return out
 
 
@@ -161,12 +169,10 @@ class LossyActivation(Layer):
         return cls(type(module).__name__, bits, options_of(module), fit).train(module.training)
 
     def plain_form(self) -> nn.Module:
-        """torch's own."""
         return self.act
 
     @property
     def packed_bits(self) -> float:
-        """Bits of a level's number."""
         return float(self.stored_bits)
 
     def table(self, dtype: torch.dtype) -> Table:
@@ -185,7 +191,6 @@ class LossyActivation(Layer):
         return self.table(torch.float32).error_bound
 
     def extra_repr(self) -> str:
-        """That it is lossy, and by how much."""
         room = f" (stored as {self.stored_bits})" if self.stored_bits != self.bits else ""
         return f"LOSSY gradient, bits={self.bits}{room}, |error| <= {self.error_bound:.4g} |g|, fit={self.fit}"
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from floorplan.layers.bits import layout_of
-from floorplan.layers.geometry import Geometry, conv1x1, conv_input_grad, conv_weight_grad, pad, padded_size, unpad
+from floorplan.layers.geometry import Geometry, conv1x1, conv_weight_grad, input_grad, pad
 
 
 def scaled(t: Tensor, scale: Tensor | None, geo: Geometry) -> Tensor:
@@ -80,7 +80,7 @@ def q_grad(g: Tensor, q: Tensor, u: Tensor, scale: Tensor | None, geo: Geometry)
     """dL/dq from the gradient behind the conv: r channels a group, at q's resolution."""
     geo, w = up_geometry(geo), scaled(u.to(g.dtype), scale, geo)
     w = w.flatten(0, 1) if geo.transposed else w
-    return unpad(conv_input_grad(g, w, padded_size(q.shape, geo), geo, geo.groups), geo)
+    return input_grad(g, w, q.shape, geo, geo.groups)
 
 
 def up_grad(g: Tensor, q: Tensor, u: Tensor, scale: Tensor | None, geo: Geometry) -> Tensor:

@@ -6,39 +6,34 @@ torch's own max pools keep x and an int64 index an output.
 """
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from floorplan.layers.average_pools import ShapeAdaptiveAvgPool, ShapeAvgPool, dims_of, each_dim, one_high
+from floorplan.layers import average_pools
+from floorplan.layers.average_pools import each_dim, one_high
 from floorplan.layers.bits import layout_of
 from floorplan.layers.layer import Layer
 from floorplan.layers.windows import max_pool, max_pool_backward
 from floorplan.torch_doors import applied
 
 MAX_POOLS: tuple[type[nn.Module], ...] = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
-AVG_POOLS: tuple[type[nn.Module], ...] = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-ADAPTIVE_AVG_POOLS: tuple[type[nn.Module], ...] = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 _UNEQUAL = "its windows differ in size with the input's; use a MaxPool with a fixed kernel"
+_RANDOM = "its windows are drawn at random; use a MaxPool with a fixed kernel"
 _NOT_MAX = "it is neither a maximum nor a mean; use MaxPool or AvgPool"
 REFUSED: dict[type[nn.Module], str] = {
-    nn.AdaptiveMaxPool1d: _UNEQUAL,
-    nn.AdaptiveMaxPool2d: _UNEQUAL,
-    nn.AdaptiveMaxPool3d: _UNEQUAL,
-    nn.FractionalMaxPool2d: "its windows are drawn at random; use a MaxPool with a fixed kernel",
-    nn.FractionalMaxPool3d: "its windows are drawn at random; use a MaxPool with a fixed kernel",
-    nn.LPPool1d: _NOT_MAX,
-    nn.LPPool2d: _NOT_MAX,
-    nn.LPPool3d: _NOT_MAX,
+    **dict.fromkeys((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d), _UNEQUAL),
+    **dict.fromkeys((nn.FractionalMaxPool2d, nn.FractionalMaxPool3d), _RANDOM),
+    **dict.fromkeys((nn.LPPool1d, nn.LPPool2d, nn.LPPool3d), _NOT_MAX),
 }
 
 
 def is_pool(module: nn.Module) -> bool:
     """Whether the tables know this class as a pool."""
-    return type(module) in (*MAX_POOLS, *AVG_POOLS, *ADAPTIVE_AVG_POOLS, *REFUSED)
+    return type(module) in (*MAX_POOLS, *average_pools.AVG_POOLS, *average_pools.ADAPTIVE_AVG_POOLS, *REFUSED)
 
 
 def pool_refusal(module: nn.Module) -> str:
@@ -49,14 +44,10 @@ def pool_refusal(module: nn.Module) -> str:
     if kind in MAX_POOLS:
         if getattr(module, "return_indices", False):
             return f"{kind.__name__} returns its indices, which are int64; set return_indices=False"
-        positions = math.prod(each_dim(module.kernel_size, dims_of(module)))
+        positions = math.prod(*each_dim(module, "kernel_size"))
         if positions > 256:
-            why = f"has {positions} window positions, more than 256"
-            return f"{kind.__name__} {why}; use a smaller kernel"
-        return ""
-    if kind in AVG_POOLS or kind in ADAPTIVE_AVG_POOLS:
-        return ""
-    return f"{kind.__name__} is not a pool; nothing to do"
+            return f"{kind.__name__} has {positions} window positions, more than 256; use a smaller kernel"
+    return "" if is_pool(module) else f"{kind.__name__} is not a pool; nothing to do"
 
 
 def compact_pool(module: nn.Module) -> nn.Module:
@@ -65,7 +56,9 @@ def compact_pool(module: nn.Module) -> nn.Module:
         raise ValueError(why)
     if type(module) in MAX_POOLS:
         return PackedMaxPool.of(module)
-    return (ShapeAvgPool if type(module) in AVG_POOLS else ShapeAdaptiveAvgPool).of(module)
+    if type(module) in average_pools.AVG_POOLS:
+        return average_pools.ShapeAvgPool.of(module)
+    return average_pools.ShapeAdaptiveAvgPool.of(module)
 
 
 def fewest_bits(positions: int) -> int:
@@ -91,23 +84,18 @@ class PackedMaxPool(Layer):
     @classmethod
     def of(cls, m: Any) -> "PackedMaxPool":
         """The packed twin of an nn.MaxPool."""
-        d = dims_of(m)
-        kernel, stride = each_dim(m.kernel_size, d), each_dim(m.stride, d)
-        return cls(kernel, stride, each_dim(m.padding, d), each_dim(m.dilation, d), m.ceil_mode).train(m.training)
+        kernel, stride, padding, dilation = each_dim(m, "kernel_size", "stride", "padding", "dilation")
+        return cls(kernel, stride, padding, dilation, m.ceil_mode).train(m.training)
 
     @property
     def packed_bits(self) -> float:
-        """Bits of an offset."""
         return float(fewest_bits(math.prod(self.kernel)))
 
     def plain_form(self) -> nn.Module:
-        """torch's own."""
         window = (tuple(t) for t in (self.kernel, self.stride, self.padding, self.dilation))
-        kind: Any = MAX_POOLS[self.dims - 1]
-        return kind(*window, False, self.ceil_mode)  # type: ignore[no-any-return]
+        return cast(Any, MAX_POOLS[self.dims - 1])(*window, False, self.ceil_mode)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
-        """Kernel and stride."""
         return f"kernel={self.kernel}, stride={self.stride}, padding={self.padding}"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -115,30 +103,20 @@ class PackedMaxPool(Layer):
         if not (torch.is_grad_enabled() and x.requires_grad):
             pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[self.dims - 1]
             return pool(x, self.kernel, self.stride, self.padding, self.dilation, ceil_mode=self.ceil_mode)
-        unbatched = x.dim() == self.dims + 1
-        x = x.unsqueeze(0) if unbatched else x
-        one = [] if self.dims > 1 else [1]
-        zero = [] if self.dims > 1 else [0]
+        if x.dim() == self.dims + 1:
+            return self.forward(x.unsqueeze(0)).squeeze(0)
+        one, zero = ([1], [0]) if self.dims == 1 else ([], [])
         window = (one + self.kernel, one + self.stride, zero + self.padding, one + self.dilation)
         y = applied(_MaxPool, one_high(x, self.dims), *window, self.ceil_mode)
-        y = y.squeeze(-2) if self.dims == 1 else y
-        return y.squeeze(0) if unbatched else y
+        return y.squeeze(-2) if self.dims == 1 else y
 
 
 class _MaxPool(torch.autograd.Function):
     """Max pooling that keeps packed offsets and the input's shape."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        kernel: list[int],
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        ceil_mode: bool,
-    ) -> Tensor:
-        ctx.window = (kernel, stride, padding, dilation, ceil_mode, fewest_bits(math.prod(kernel)))
+    def forward(ctx: Any, x: Tensor, *window: Any) -> Tensor:
+        ctx.window = (*window, fewest_bits(math.prod(window[0])))
         ctx.shape, ctx.layout = x.shape, layout_of(x)
         y: Tensor
         y, packed = max_pool(x, *ctx.window)
@@ -150,4 +128,4 @@ class _MaxPool(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
         gx = max_pool_backward(g, packed, ctx.shape, ctx.layout, *ctx.window)
-        return gx, None, None, None, None, None
+        return gx, *[None] * len(ctx.window[:-1])

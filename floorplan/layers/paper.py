@@ -19,16 +19,7 @@ from torch.autograd.function import once_differentiable
 from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.activations import act_config, act_of, gate_of
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
-from floorplan.layers.geometry import (
-    Geometry,
-    conv,
-    conv1x1,
-    conv_input_grad,
-    conv_weight_grad,
-    pad,
-    padded_size,
-    unpad,
-)
+from floorplan.layers.geometry import Geometry, conv, conv1x1, conv_weight_grad, input_grad, pad
 from floorplan.layers.layer import Adapter, PlainConv, PlainNorm
 from floorplan.layers.lowrank import times
 from floorplan.torch_doors import applied
@@ -85,19 +76,9 @@ class PaperSite(Adapter):
         self.gate = None if self.act is None else gate_of(self.act)
 
     def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain data."""
-        return {
-            "channels": self.channels,
-            "geometry": None if self.geo is None else self.geo.config(),
-            "weight": None if self.weight is None else list(self.weight.shape),
-            "bias": self.bias is not None,
-            "rank": self.rank,
-            "eps": self.eps,
-            "act": act_config(self.act),
-        }
+        return super().config() | {"act": act_config(self.act)}
 
     def axes(self) -> dict[str, str]:
-        """The rank, and the widths on either side of it."""
         return {"P": "rC", "U": "Cr"}
 
     def source_delta(self) -> Tensor:
@@ -115,7 +96,6 @@ class PaperSite(Adapter):
         return PlainConv(self.geo, a.reshape(-1, *[1] * (w.dim() - 1)) * w, b, act)
 
     def bottleneck(self, x: Tensor) -> Tensor | None:
-        """q = conv1x1(x, P)."""
         return times(self.P.flatten(1), x) if self.rank else None
 
     def macs(self, x: Sequence[int], y: Sequence[int]) -> Macs | None:
@@ -129,7 +109,6 @@ class PaperSite(Adapter):
         return Macs(base, self.P.numel() * math.prod(x[2:]) + up, up)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, I, *spatial) -> (B, O, *spatial')."""
         a = self.gamma * torch.rsqrt(self.var + self.eps)
         b = self.beta - a * self.mean
         up, down = (self.U, self.P) if self.rank else (None, None)
@@ -159,15 +138,13 @@ class _Paper(torch.autograd.Function):
         if w is None:
             z = x * per_channel(a, x.dim())
         else:
-            z = conv(pad(x, site.geo), w, site.bias, site.geo, site.geo.groups)
-            z = z.mul_(per_channel(a, z.dim()))
+            z = conv(pad(x, site.geo), w, site.bias, site.geo, site.geo.groups).mul_(per_channel(a, x.dim()))
             if up is not None and down is not None:
                 q = times(down.flatten(1), x)
                 d = conv(pad(q, site.geo), up, None, site.geo, 1)
                 z = z.add_(d.mul_(per_channel(a, z.dim())))
-        z = z.add_(per_channel(b, z.dim()))
-        packed, needed = None, any(ctx.needs_input_grad)
-        if site.gate is not None and needed:
+        z, packed = z.add_(per_channel(b, z.dim())), None
+        if site.gate is not None and any(ctx.needs_input_grad):
             ctx.layout = layout_of(z)
             packed = pack_gate(z, site.gate.lo, site.gate.hi, site.gate.closed)
         z = z if site.act is None else site.act(z)
@@ -187,9 +164,7 @@ class _Paper(torch.autograd.Function):
         if q is not None and up is not None:
             gu = conv_weight_grad(g, pad(q, geo), up, geo, 1)
         if ctx.needs_input_grad[0]:
-            size = padded_size(ctx.x_shape, geo)
-            gx = unpad(conv_input_grad(g, w, size, geo, geo.groups), geo)
+            gx = input_grad(g, w, ctx.x_shape, geo, geo.groups)
             if up is not None and down is not None:
-                gq = unpad(conv_input_grad(g, up, size, geo, 1), geo)
-                gx = gx.add_(times(down.flatten(1).t(), gq))
+                gx = gx.add_(times(down.flatten(1).t(), input_grad(g, up, ctx.x_shape, geo, 1)))
         return gx, gu, None, None, None, None, None

@@ -19,7 +19,6 @@ class Clamp(Layer):
         self.low, self.high, self.inplace = low, high, inplace
 
     def forward(self, x: Tensor) -> Tensor:
-        """Clamp elementwise, any shape."""
         return (torch.clamp_ if self.inplace else torch.clamp)(x, self.low, self.high)
 
     def config(self) -> dict[str, Any]:
@@ -27,11 +26,9 @@ class Clamp(Layer):
         return {"low": self.low, "high": self.high} | ({"inplace": True} if self.inplace else {})
 
     def plain_form(self) -> PlainCall:
-        """torch.clamp, or in place."""
         return PlainCall(torch.clamp_ if self.inplace else torch.clamp, (self.low, self.high))
 
     def extra_repr(self) -> str:
-        """The bounds."""
         return f"{self.low}, {self.high}" + (", inplace=True" if self.inplace else "")
 
 
@@ -59,7 +56,6 @@ class AnyBatchNorm(nn.BatchNorm2d, Layer):
         self.train(not fixed)
 
     def train(self, mode: bool = True) -> "AnyBatchNorm":
-        """Follow the model's mode, unless fixed."""
         super().train(mode and not self.fixed)
         return self
 
@@ -67,7 +63,6 @@ class AnyBatchNorm(nn.BatchNorm2d, Layer):
         """Any shape that F.batch_norm takes."""
 
     def plain_form(self) -> PlainNorm | None:
-        """F.batch_norm of a fixed one."""
         if not self.fixed or self.running_mean is None or self.running_var is None:
             return None
         return PlainNorm(self.running_mean, self.running_var, self.weight, self.bias, self.eps)
@@ -79,5 +74,4 @@ class TrainingFlag(Layer):
     stored = "floorplan.trace.TrainingFlag"
 
     def forward(self) -> bool:
-        """Whether the module is in training mode."""
         return self.training

@@ -9,8 +9,8 @@ is held itself only by those who have still to read it, so the usual rules of me
 last use. Results are those of the same calls on the same tensors: the same bits.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,10 +23,11 @@ from floorplan.torch_doors import saved_hooks, tree_map, version_of
 from floorplan.trees import storage_key, tensors_in
 
 
-class Held:
+class Kept:
     """One tensor kept for the backward, as autograd would keep it: outer hooks see it come and go."""
 
     def __init__(self, t: Tensor) -> None:
+        self.device = t.device.type
         hooks = saved_hooks()  # inner ones replace them, so ours hand on what they let pass
         self._unpack = hooks[1] if hooks else None
         self._packed: Any = hooks[0](t.detach()) if hooks else t.detach()
@@ -37,10 +38,8 @@ class Held:
         if self._unpack is not None:
             self._packed, self._unpack = self._unpack(self._packed), None
         elif version_of(self._packed) != self._written:
-            raise RuntimeError(
-                f"a tensor {list(self._packed.shape)} needed for gradient computation has been modified by an "
-                "inplace operation; write it out of place"
-            )
+            why = "has been modified by an inplace operation; write it out of place"
+            raise RuntimeError(f"a tensor {list(self._packed.shape)} needed for gradient computation {why}")
         return self._packed  # type: ignore[no-any-return]
 
 
@@ -50,27 +49,21 @@ class Promised:
     def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._call: tuple[Any, ...] | None = (call, args, kwargs)
         device = next((t.device.type for t in tensors_in((args, kwargs))), _device((args, kwargs)))
-        self.device = device
-        self._cast = torch.get_autocast_dtype(device) if _autocasts(device) else None
+        casts = device != "meta" and torch.is_autocast_enabled(device)
+        self.device, self._cast = device, torch.get_autocast_dtype(device) if casts else None
         self._result: Any = None
 
     def value(self) -> Any:
         """What the call returns, without a gradient history; computed once."""
         if self._call is not None:
             call, args, kwargs = self._call
-            with torch.no_grad(), self._autocast():
+            autocast: Any = nullcontext()
+            if self.device != "meta":
+                autocast = torch.autocast(self.device, self._cast, enabled=self._cast is not None)
+            with torch.no_grad(), autocast:
                 self._result = call(*tree_map(_value, args), **tree_map(_value, kwargs))
             self._call = None  # lets go of what it was computed from
         return self._result
-
-    def _autocast(self) -> Any:
-        if self.device == "meta":
-            return nullcontext()
-        return torch.autocast(self.device, self._cast, enabled=self._cast is not None)
-
-
-def _autocasts(device: str) -> bool:
-    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def _device(tree: Any) -> str:
@@ -84,53 +77,26 @@ def _value(v: Any) -> Any:
     return v.value() if isinstance(v, Promised | Kept) else v
 
 
-class Kept(Held):
-    """A value that promises are computed from."""
-
-    def __init__(self, t: Tensor) -> None:
-        super().__init__(t)
-        self.device = t.device.type
-
-
 class _Slot:
     """One tensor that a node saves: itself, or a promise and where the tensor lies in it."""
 
     def __init__(self, t: Tensor) -> None:
-        self.key = storage_key(t)
-        self.size, self.stride, self.offset = t.shape, t.stride(), t.storage_offset()
-        self.tensor: Tensor | None = t
-        self.held: Held | None = None
-        self.promise: Promised | None = None
+        self.key, self.layout = storage_key(t), _layout(t)
+        self.source: Tensor | Kept | Promised = t
 
     def settle(self, promises: dict[int, Promised]) -> None:
         """Decide, once the node has run and its result is known."""
-        t, self.tensor = self.tensor, None
-        assert t is not None
-        if self.key in promises:
-            self.promise = promises[self.key]
-        else:
-            self.held = Held(t)
+        assert isinstance(self.source, Tensor)
+        self.source = promises[self.key] if self.key in promises else Kept(self.source)
 
     def get(self) -> Tensor:
         """The tensor, or one of the same bits in the same layout."""
-        if self.held is not None:
-            return self.held.value()
-        if self.promise is None:
-            assert self.tensor is not None
-            return self.tensor
-        t: Tensor = self.promise.value()
-        same = (t.shape, t.stride(), t.storage_offset()) == (self.size, self.stride, self.offset)
-        return t if same else t.as_strided(self.size, self.stride, self.offset)
+        t: Tensor = _value(self.source)
+        return t.as_strided(*self.layout) if isinstance(self.source, Promised) and _layout(t) != self.layout else t
 
 
-@contextmanager
-def _slots(into: list[_Slot]) -> Iterator[None]:
-    def pack(t: Tensor) -> _Slot:
-        into.append(_Slot(t))
-        return into[-1]
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda s: s.get()):
-        yield
+def _layout(t: Tensor) -> tuple[Any, ...]:
+    return t.shape, t.stride(), t.storage_offset()
 
 
 _UNMERGEABLE = "belongs to a rematerialised graph; merge before `remat`"
@@ -162,7 +128,6 @@ class _Calling(Layer):
         self._called = function_named(target, type(self).__name__) if kind == "function" else None
 
     def extra_repr(self) -> str:
-        """What it calls."""
         return f"{self.kind} {self.target}".strip()
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +168,12 @@ class Forgetful(_Calling):
         if not torch.is_grad_enabled():
             return self.call(*args, **kwargs)
         slots: list[_Slot] = []
-        with _slots(slots):
+
+        def pack(t: Tensor) -> _Slot:
+            slots.append(_Slot(t))
+            return slots[-1]
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, _Slot.get):
             out = self.call(*args, **kwargs)
         known = {storage_key(t): p for t, p in zip(tensors, promises, strict=True) if p is not None}
         if own is not None:

@@ -52,12 +52,10 @@ class Replay:
     """Fills P.grad of every adapted site after a backward; P stays a buffer throughout."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.sites = replayed(model)
+        self.model, self.sites = model, replayed(model)
         if not self.sites:
             raise FloorplanError("memflora-sg: the model has no MemFLoRA site; rewrite it first")
-        self._random: Tensor | None = None
-        self._devices: list[Tensor] = []
+        self._random: list[Tensor] = []  # of the CPU, then of each device
         self._drew = False  # the step took random numbers
 
     def projections(self) -> list[Tensor]:
@@ -67,12 +65,10 @@ class Replay:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Run the step's forward and backward in here: the random state is noted, dL/dq kept."""
-        self._random, self._devices = _random_state()
+        self._random = _random_state()
         with capturing(self.model):
             yield
-        now, devices = _random_state()
-        pairs = zip([now, *devices], [self._random, *self._devices], strict=True)
-        self._drew = not all(torch.equal(a, b) for a, b in pairs)
+        self._drew = not all(torch.equal(a, b) for a, b in zip(_random_state(), self._random, strict=True))
 
     def __call__(self, *inputs: Any, chunks: int = 1) -> None:
         """Replay the step's forward on the same inputs, in `chunks` parts of the batch."""
@@ -80,10 +76,10 @@ class Replay:
         if chunks > 1 and why:
             raise FloorplanError(f"memflora-sg: {why} cannot be replayed in chunks; use chunks=1")
         with torch.no_grad(), _same_statistics(self.model):
-            if self._random is not None:
-                torch.set_rng_state(self._random)
-                if self._devices:
-                    torch.cuda.set_rng_state_all(self._devices)
+            if self._random:
+                torch.set_rng_state(self._random[0])
+            if self._random[1:]:
+                torch.cuda.set_rng_state_all(self._random[1:])
             size = next(t.shape[0] for t in tensors_in(inputs))
             step = -(-size // chunks)
             for start in range(0, size, step):
@@ -122,9 +118,8 @@ def _same_statistics(model: nn.Module) -> Iterator[None]:
         b.copy_(old)
 
 
-def _random_state() -> tuple[Tensor, list[Tensor]]:
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return torch.get_rng_state(), devices
+def _random_state() -> list[Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
 
 
 def _couples(model: nn.Module) -> str:

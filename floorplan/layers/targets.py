@@ -72,14 +72,8 @@ def _functions() -> dict[str, Target]:
             if id(f) in known and callable(f) and not isinstance(f, type):
                 if not name.startswith(("_", *_VENDOR)) and name not in _DENIED:
                     table[f"{space.__name__}.{name}"] = f
-    listed = [
-        (torch, _TORCH),
-        (torch.nn.functional, _FUNCTIONAL),
-        (operator, _OPERATOR),
-        (builtins, _BUILTINS),
-        (math, _MATH),
-        (collections, ["OrderedDict"]),
-    ]
+    listed = [(torch, _TORCH), (torch.nn.functional, _FUNCTIONAL), (operator, _OPERATOR)]
+    listed += [(builtins, _BUILTINS), (math, _MATH), (collections, ["OrderedDict"])]
     for module, names in listed:
         table.update({f"{module.__name__}.{n}": getattr(module, n) for n in names})
     return table
@@ -116,23 +110,16 @@ def _registered(name: str) -> Any | None:
     return op
 
 
-def _operator_name(target: Any) -> str | None:
-    if isinstance(target, OPS):
-        name = f"torch.ops.{target}"
-        return name if _registered(name) is target else None
-    return None
-
-
 def _zoo_name(target: Any) -> str | None:
-    for name, module in _ZOO.items():
-        if getattr(sys.modules.get(module), name.rpartition(".")[2], None) is target:
-            return name
-    return None
+    named = (n for n, m in _ZOO.items() if getattr(sys.modules.get(m), n.rpartition(".")[2], None) is target)
+    return next(named, None)
 
 
 def name_of(target: Target, where: str) -> str:
     """The name under which a file stores a called function; FloorplanError if it may not."""
-    name = _names().get(id(target)) or _operator_name(target) or _zoo_name(target)
+    name = _names().get(id(target)) or _zoo_name(target)
+    if isinstance(target, OPS) and _registered(f"torch.ops.{target}") is target:
+        name = f"torch.ops.{target}"
     if name is None:
         called = f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', target)}"
         raise FloorplanError(

@@ -10,11 +10,12 @@ are theirs.
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from floorplan.layers.bits import layout_of, pack_fields, unpack_fields
+from floorplan.layers.bits import bytes_for, empty_like_map, pack_fields, unpack_fields
 
 aten = torch.ops.aten
 CHUNK = 1 << 16  # outputs at a time, one sample at least: 2 MB of temporaries
@@ -68,8 +69,8 @@ def max_pool(
     x, window = x.detach(), (kernel, stride, padding, dilation)
     pool = aten.max_pool2d_with_indices if x.dim() == 4 else aten.max_pool3d_with_indices
     shape = pool(x[:1].to("meta"), *window, ceil_mode)[0].shape
-    y = _empty((x.shape[0], *shape[1:]), x, layout_of(x))
-    packed = torch.empty((y.numel() * bits + 7) // 8, dtype=torch.uint8, device=x.device)
+    y = empty_like_map(x, (x.shape[0], *shape[1:]))
+    packed = bytes_for(y.numel(), bits, x.device)
     left, at = packed[:0], 0
     for part in _chunks(x.shape[0], math.prod(shape)):
         y[part], index = pool(x[part], *window, ceil_mode)
@@ -83,13 +84,10 @@ def max_pool(
 
 
 @max_pool.register_fake
-def _(
-    x: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], ceil_mode: bool, bits: int
-) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
     pool = aten.max_pool2d_with_indices if x.dim() == 4 else aten.max_pool3d_with_indices
-    y = pool(x, kernel, stride, padding, dilation, ceil_mode)[0]
-    y = _empty(y.shape, x, layout_of(x))
-    return y, torch.empty((y.numel() * bits + 7) // 8, dtype=torch.uint8, device=x.device)
+    y = empty_like_map(x, pool(x, *window[:-1])[0].shape)
+    return y, bytes_for(y.numel(), window[-1], x.device)
 
 
 @torch.library.custom_op("floorplan::max_pool_backward", mutates_args=())
@@ -108,7 +106,7 @@ def max_pool_backward(
     """g like y of max_pool, its packed offsets -> gradient of x (shape, memory format `layout`)."""
     g, window = g.detach(), (kernel, stride, padding, dilation)
     op = aten.max_pool2d_with_indices_backward if g.dim() == 4 else aten.max_pool3d_with_indices_backward
-    gx = _empty(shape, g, layout)
+    gx = empty_like_map(g, shape, layout)
     each = math.prod(g.shape[1:])
     for part in _chunks(g.shape[0], each):
         here = g[part]
@@ -123,22 +121,5 @@ def max_pool_backward(
 
 
 @max_pool_backward.register_fake
-def _(
-    g: Tensor,
-    packed: Tensor,
-    shape: list[int],
-    layout: int,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    ceil_mode: bool,
-    bits: int,
-) -> Tensor:
-    return _empty(shape, g, layout)
-
-
-def _empty(shape: Sequence[int], like: Tensor, layout: int) -> Tensor:
-    last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
-    fmt = last if layout else torch.contiguous_format
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=fmt)
+def _(g: Tensor, packed: Tensor, shape: list[int], layout: int, *window: Any) -> Tensor:
+    return empty_like_map(g, shape, layout)
