@@ -104,25 +104,18 @@ class Recorder:
 
     def _pack(self, t: Tensor) -> Any:
         """Note a tensor and hold its storage, as autograd would; the tensor itself only if it will be asked for."""
-        key, held = storage_key(t), self._held(t)
-        if self.counts and self.owners.get(key) != "state":
-            self._count(t.numel() * t.element_size())
+        key, held, node = storage_key(t), self._held(t), self.tracker.node
+        owner, size = self.owners.get(key, "kept"), t.numel() * t.element_size()
+        if self.counts and owner != "state":
+            self._count(size)
         live = self.tracker.alive.get(key)
         if live is not None and isinstance(held, Tensor):
-            self.versions.append((weakref.ref(held), version_of(held), self.tracker.node))
-        self.saved.append(
-            Saved(
-                self.tracker.node,
-                *self.ops.get(self.tracker.node, (self.tracker.node, "")),
-                shape=tuple(t.shape),
-                dtype=t.dtype,
-                storage=self._number(*(("address", key) if live is None else ("life", live))),
-                owner=self.owners.get(key, "kept"),
-                maker="" if live is None else self.tracker.timeline.lives[live].op,
-                nbytes=t.untyped_storage().nbytes(),
-                tensor_bytes=t.numel() * t.element_size(),
-            )
-        )
+            self.versions.append((weakref.ref(held), version_of(held), node))
+        number = self._number("address", key) if live is None else self._number("life", live)
+        maker = "" if live is None else self.tracker.timeline.lives[live].op
+        op, module = self.ops.get(node, (node, ""))
+        whole = t.untyped_storage().nbytes()
+        self.saved.append(Saved(node, op, module, tuple(t.shape), t.dtype, number, owner, maker, whole, size))
         return held
 
     def _held(self, t: Tensor) -> Any:
@@ -158,17 +151,5 @@ class Recorder:
 
     def _hidden(self, life: Life, index: int) -> Saved:
         op, module = self.ops.get(life.node, (life.node, ""))
-        number = self._number("life", index)
-        return Saved(
-            life.node,
-            op,
-            module,
-            life.shape,
-            life.dtype,
-            number,
-            "kept",
-            life.op,
-            life.nbytes,
-            life.nbytes,
-            hidden=True,
-        )
+        number, size = self._number("life", index), life.nbytes
+        return Saved(life.node, op, module, life.shape, life.dtype, number, "kept", life.op, size, size, hidden=True)

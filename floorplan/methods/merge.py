@@ -25,9 +25,8 @@ from floorplan.layers.layer import Adapter, Layer, PlainCall, PlainConv, PlainNo
 from floorplan.ledger.differ import relative_error
 from floorplan.methods.merge_branch import absorb_branches
 from floorplan.methods.plain import explicit_padding, like, plain_conv, plain_form
-from floorplan.methods.verify import FLOAT64, double_copy, runs_in_double, to_double
+from floorplan.methods.verify import FLOAT64, double_copy, eval_outputs, runs_in_double, to_double
 from floorplan.torch_doors import buffers_of, tensors_of
-from floorplan.trees import tensors_in
 
 _NORM_STATE = ("running_mean", "running_var", "weight", "bias")
 
@@ -127,17 +126,11 @@ def _pad_options(geo: Geometry) -> dict[str, Any]:
 
 def _follow(graph: fx.Graph, node: fx.Node, skip: Any, act: str) -> None:
     """Add `skip` to a node's result and run the module at `act` on it; "" runs none."""
-    last, new = node, list[fx.Node]()
-    if skip is not None:
-        with graph.inserting_after(last):
-            last = graph.call_function(operator.add, (last, skip))
-            new.append(last)
-    if act:
-        with graph.inserting_after(last):
-            last = graph.call_module(act, (last,))
-            new.append(last)
-    if new:
-        node.replace_all_uses_with(last, delete_user_cb=lambda user: user not in new)
+    with graph.inserting_before(node.next):
+        added = node if skip is None else graph.call_function(operator.add, (node, skip))
+        last = graph.call_module(act, (added,)) if act else added
+    if last is not node:
+        node.replace_all_uses_with(last, delete_user_cb=lambda user: user not in (added, last))
 
 
 def _to_norm(gm: fx.GraphModule, path: str, layer: nn.Module, form: PlainNorm) -> None:
@@ -194,10 +187,8 @@ def _roundings(model: nn.Module) -> float:
 
 def _within(error: float, allowed: float, where: str) -> None:
     if not error <= allowed:
-        raise FloorplanError(
-            f"merge: outputs differ by {error:.1e} in {where} (allowed {allowed:.0e});"
-            " nothing was merged; please report this model"
-        )
+        far = f"outputs differ by {error:.1e} in {where} (allowed {allowed:.0e})"
+        raise FloorplanError(f"merge: {far}; nothing was merged; please report this model")
 
 
 def difference(a: nn.Module, b: nn.Module, inputs: Sequence[Any]) -> float:
@@ -205,12 +196,8 @@ def difference(a: nn.Module, b: nn.Module, inputs: Sequence[Any]) -> float:
 
     Infinite if they differ in number, shape or in where they are finite.
     """
-    results = []
-    for m in (a, b):
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a dropout that is always on must draw the same twice
-            out = m.eval()(*copy.deepcopy(tuple(inputs)))
-            results.append([t for t in tensors_in(out) if t.is_floating_point() or t.is_complex()])
+    both = (eval_outputs(m, copy.deepcopy(tuple(inputs))) for m in (a, b))
+    results = [[t for t in out if t.is_floating_point() or t.is_complex()] for out in both]
     worst = 0.0 if len(results[0]) == len(results[1]) else float("inf")
     for want, got in zip(*results, strict=False):
         finite = torch.isfinite(want)

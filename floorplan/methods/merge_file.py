@@ -38,10 +38,7 @@ def merge_file(
     gm = cast(fx.GraphModule, subject.model)
     inputs = smaller_inputs(gm, subject.inputs)
     with whole(target) as draft:
-        if into is None:
-            far = _write_graph(gm, inputs, draft)
-        else:
-            far = _write_state(gm, loaded(into).module, inputs, draft)
+        far = _write_state(gm, loaded(into).module, inputs, draft) if into else _write_graph(gm, inputs, draft)
     what = f" into a state_dict of {into.model}" if into else ""
     return f"wrote {target}: {len(adapters(gm))} convs merged{what}, largest relative difference {far}"
 
@@ -69,10 +66,8 @@ def _write_state(gm: fx.GraphModule, source: nn.Module, inputs: Sequence[Any], d
     # The weights were rounded when a BatchNorm was folded into them: the same as rewrite allows.
     allowed = 2000 * max((torch.finfo(d).eps for d in dtypes), default=0.0)
     if not far <= allowed:
-        raise FloorplanError(
-            f"merge: the model with these weights differs from the adapted one by {far:.1e} (allowed"
-            f" {allowed:.0e}); name the model, and the weights, that were adapted"
-        )
+        what = f"the model with these weights differs from the adapted one by {far:.1e} (allowed {allowed:.0e})"
+        raise FloorplanError(f"merge: {what}; name the model, and the weights, that were adapted")
     _save_tensors(state, draft)
     return f"{far:.1e} in {where}"
 

@@ -49,21 +49,15 @@ class _State:
         """Add to the weight of the conv at `path`, which is `layer` in the adapted model."""
         key = f"{path}.weight"
         if not self.fits(key, delta):
-            raise FloorplanError(
-                f"merge: the source has no {key} of shape {list(delta.shape)}; name the model that"
-                " was adapted, or merge without it"
-            )
+            lost = f"the source has no {key} of shape {list(delta.shape)}"
+            raise FloorplanError(f"merge: {lost}; name the model that was adapted, or merge without it")
         first = self._adapted.setdefault(self._ids[key], path)
         if first != path:
-            raise FloorplanError(
-                f"merge: {first} and {path} share one weight in the source but have adapters of their"
-                " own; merge without it"
-            )
+            two = f"{first} and {path} share one weight in the source but have adapters of their own"
+            raise FloorplanError(f"merge: {two}; merge without it")
         if _scale_is_lost(layer, self.tensors[key]):
-            raise FloorplanError(
-                f"merge: {path} has another weight in the source than it was adapted with; name the model,"
-                " and the weights, that were adapted (none fits memflora-noscale)"
-            )
+            way = "name the model, and the weights, that were adapted (none fits memflora-noscale)"
+            raise FloorplanError(f"merge: {path} has another weight in the source than it was adapted with; {way}")
         self.put(key, self.tensors[key].to("cpu", torch.float64) + delta)
 
 

@@ -37,10 +37,8 @@ def traced_source(s: Subject, known: Known | None = None) -> Traced:
     traced = known.traced if known else trace(s.model, s.inputs, both_modes=True)
     shown = known is not None and known.source.follows and traced.own is not None
     if not shown and not follows(traced.gm, s.inputs, s.model):
-        raise FloorplanError(
-            f"{s.name}: forward takes another branch when it is traced than when it runs; "
-            "decide by isinstance, hasattr or try outside the forward"
-        )
+        way = "decide by isinstance, hasattr or try outside the forward"
+        raise FloorplanError(f"{s.name}: forward takes another branch when it is traced than when it runs; {way}")
     if not (shown and known is not None and known.source.trains):
         trainable(traced.gm, s.inputs)  # a model that cannot be trained is diagnosed, not repaired
     return traced

@@ -106,8 +106,7 @@ def double_copy(gm: fx.GraphModule) -> fx.GraphModule:
 def runs_in_double(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """Why a float64 copy of the graph cannot run (it casts by itself, say); "" if it can."""
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            double_copy(gm).eval()(*to_double(inputs))
+        eval_outputs(double_copy(gm), to_double(inputs))
     except Exception as e:  # whatever the copy raises, it is no reason to refuse the model
         return " ".join(str(e).split())[:200] or type(e).__name__
     return ""
@@ -121,17 +120,18 @@ def _drawn(gm: fx.GraphModule) -> fx.GraphModule:
 
 def same_start(after: nn.Module, before: nn.Module, inputs: Sequence[Any]) -> None:
     """In its own precision, the adapted model must start as the source model in eval mode."""
-    outs = []
-    for m in (after, before):
-        twin = copy.deepcopy(m).eval()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a dropout that is always on must draw the same twice
-            outs.append(Values(list(tensors_in(twin(*inputs))), {}))
-    if not all(bool(torch.isfinite(t).all()) for t in outs[1].outputs):
+    got, want = (Values(eval_outputs(copy.deepcopy(m), inputs), {}) for m in (after, before))
+    if not all(bool(torch.isfinite(t).all()) for t in want.outputs):
         return  # a source that gives NaN or infinity has no values to start from
-    kinds = [t.dtype for t in outs[1].outputs if t.is_floating_point()]
-    eps = max((torch.finfo(d).eps for d in kinds), default=0.0)
-    compare(outs[0], outs[1], 2000 * eps, "adapted against source")
+    eps = max((torch.finfo(t.dtype).eps for t in want.outputs if t.is_floating_point()), default=0.0)
+    compare(got, want, 2000 * eps, "adapted against source")
+
+
+def eval_outputs(m: nn.Module, inputs: Sequence[Any]) -> list[Tensor]:
+    """All that a model gives in eval mode, in which it is left."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # a dropout that is always on must draw the same each time
+        return list(tensors_in(m.eval()(*inputs)))
 
 
 def to_double(inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -169,14 +169,12 @@ class Verifier:
         else:
             compare(got, want, tolerance, "before and after")
         kept = kept_bytes(after, self.inputs)
-        if trained(after) <= trained(before):  # what begins to train may keep more
-            _no_more_kept(kept, self._last[2] if known and self._last else kept_bytes(before, self.inputs))
+        old, new = ({n for n, p in m.named_parameters() if p.requires_grad} for m in (before, after))
+        if new <= old:  # what begins to train may keep more
+            had = self._last[2] if known and self._last else kept_bytes(before, self.inputs)
+            if kept > had:
+                raise Mismatch(f"autograd keeps {kept:,} bytes where it kept {had:,}")
         self._last = (after, got, kept)
-
-
-def trained(gm: nn.Module) -> set[str]:
-    """Names of the trainable parameters."""
-    return {n for n, p in gm.named_parameters() if p.requires_grad}
 
 
 def kept_bytes(gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
@@ -189,23 +187,15 @@ def kept_bytes(gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
     return sum({s.storage: int(s.nbytes) for s in kept}.values())
 
 
-def _no_more_kept(after: int, before: int) -> None:
-    if after > before:
-        raise Mismatch(f"autograd keeps {after:,} bytes where it kept {before:,}")
-
-
 def same_outputs(a: nn.Module, b: nn.Module, inputs: Sequence[Any], where: str) -> None:
     """Raise FloorplanError unless both give the same bits in eval mode."""
     results = []
     for m in (a, b):
         modes = {c: c.training for c in m.modules()}
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            results.append(list(tensors_in(m.eval()(*inputs))))
+        results.append(eval_outputs(m, inputs))
         for c, mode in modes.items():
             c.training = mode
     same = len(results[0]) == len(results[1])
     if not same or not all(torch.equal(x, y) for x, y in zip(*results, strict=True)):
-        raise FloorplanError(
-            f"{where}: what was written does not load back to the same outputs; please report this model"
-        )
+        lost = "what was written does not load back to the same outputs"
+        raise FloorplanError(f"{where}: {lost}; please report this model")

@@ -102,7 +102,8 @@ class Reader:
         if type(data) is list:
             return self._items(data, where, depth + 1)
         require(type(data) is dict and len(data) == 1, f"{where}: {short(data)} is not an encoded value")
-        return self._tagged(*next(iter(data.items())), where, depth + 1)
+        ((tag, body),) = data.items()
+        return self._tagged(tag, body, where, depth + 1)
 
     def json(self, data: Any, where: str, depth: int = 0) -> Any:
         """A copy of JSON-like data (dict with text keys, list, scalar); LoadError otherwise."""
