@@ -36,9 +36,7 @@ class Namer:
     def expr_of(self, e: sympy.Expr) -> sympy.Expr:
         """An expression of the run's symbols in ours, with what the run learned about them."""
         env = self.fakes.env
-        if env is not None:
-            e = env.written_out(e)
-        return e.xreplace(self.fakes.names)
+        return (e if env is None else env.written_out(e)).xreplace(self.fakes.names)
 
     def expr(self, size: Any) -> sympy.Expr:
         """A size (int or SymInt) in our symbols."""
@@ -127,12 +125,8 @@ class Namer:
     @cached_property
     def pinned(self) -> list[str]:
         """Symbols that the run turned into numbers."""
-        out = []
-        for theirs, ours in self.fakes.names.items():
-            value = self.expr_of(theirs)
-            if value.is_number:
-                out.append(f"{ours.name} = {value}")
-        return out
+        values = ((ours, self.expr_of(theirs)) for theirs, ours in self.fakes.names.items())
+        return [f"{ours.name} = {value}" for ours, value in values if value.is_number]
 
     @cached_property
     def pinned_widths(self) -> dict[str, int]:
@@ -149,9 +143,7 @@ class Namer:
 
     def values(self) -> dict[str, int]:
         """Every name used, with its value at the sizes asked for."""
-        named = dict(self.fakes.values)
-        named.update({a.name: self.at(e) for e, a in self.aliases.items()})
-        return named
+        return {**self.fakes.values, **{a.name: self.at(e) for e, a in self.aliases.items()}}
 
     def guards(self) -> list[sympy.Expr]:
         """The guards that the run added, in our symbols."""

@@ -1,5 +1,6 @@
 """Reports: one object a command returns, printed as tables and written as JSON, Markdown or SARIF."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,7 +114,8 @@ class CheckReport(Report):
     def saved_expr(self) -> str:
         """All kept bytes as one sum."""
         once = {e.storage: e.expr for e in reversed(self.proof.kept)}
-        return _sum(list(once.values())[::-1])
+        terms = Counter(reversed(once.values()))
+        return " + ".join(f"{n}*({t})" if n > 1 else t for t, n in terms.items()) or "0"
 
     def parts(self) -> Iterator[str | Table]:
         """Figures, pillars and guilty tensors, and the verdict with what it rests on."""
@@ -140,13 +142,6 @@ def _joined(total: str, more: str) -> str:
     return f"{total} + {more}" if len(total) < 2000 else total.removesuffix(" + …") + " + …"
 
 
-def _sum(terms: Sequence[str]) -> str:
-    counts: dict[str, int] = {}
-    for t in terms:
-        counts[t] = counts.get(t, 0) + 1
-    return " + ".join(f"{n}*({t})" if n > 1 else t for t, n in counts.items()) or "0"
-
-
 def _figures(r: CheckReport) -> Table:
     """One row a figure: predicted, measured, difference."""
     real, rows = r.measured.as_dict() if r.measured else {}, []
@@ -164,10 +159,8 @@ def _pillars(r: CheckReport) -> Table:
 def tensor_table(entries: Sequence[Entry], shown: int, foot: str = "") -> Table:
     """One row a tensor; the first so many are printed, their last columns are not."""
     more = ("module", "owner", "dtype", "bits_per_element", "storage", "expr", "verdict", "fix")
-    rows = [
-        [e.node, e.op, e.pillar, shape_text(e), nbytes(e.nbytes), e.reason, *(getattr(e, n) for n in more)]
-        for e in entries
-    ]
+    words = ((e, [e.node, e.op, e.pillar, shape_text(e), nbytes(e.nbytes), e.reason]) for e in entries)
+    rows = [[*cells, *(getattr(e, n) for n in more)] for e, cells in words]
     header = [Cell("node", "guilty node"), "op", "pillar", "shape", "bytes", "reason", *more]
     return Table("tensors", header, rows, (4,), foot=foot, shown=shown, columns=6)
 

@@ -64,9 +64,5 @@ def _grouped(refused: Sequence[tuple[str, Site]]) -> list[list[Any]]:
     rows: dict[tuple[str, str], list[str]] = {}
     for p, s in refused:
         rows.setdefault((p, s.refused), []).append(s.node)
-    return [[p, _named(nodes), reason] for (p, reason), nodes in rows.items()]
-
-
-def _named(nodes: Sequence[str]) -> Cell:
-    few = nodes if len(nodes) <= 3 else [*nodes[:2], f"… ({len(nodes)} places)"]
-    return Cell(", ".join(nodes), ", ".join(few))
+    few = {k: nodes if len(nodes) <= 3 else [*nodes[:2], f"… ({len(nodes)} places)"] for k, nodes in rows.items()}
+    return [[p, Cell(", ".join(rows[p, why]), ", ".join(shown)), why] for (p, why), shown in few.items()]

@@ -66,11 +66,10 @@ def adapted(
             if why:
                 small = smaller_inputs(traced.gm, s.inputs)
                 why = runs_in_double(traced.gm, small)
-            # In float64, where a fold's rounding cannot hide (or be taken for) a fault of a pass.
-            if not why:
-                run_passes(double_copy(traced.gm), line, Verifier(small))
-            else:
+            if why:
                 notes += (f"outputs verified in the model's own precision only, not in float64: {why}",)
+            else:  # in float64, where a fold's rounding cannot hide (or be taken for) a fault of a pass
+                run_passes(double_copy(traced.gm), line, Verifier(small))
         gm, log = _hollow_passes(traced.gm, line) if structure else run_passes(traced.gm, line, _no_check)
         if verified:
             same_start(gm, _source(s.model, traced.gm), small)

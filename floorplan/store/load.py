@@ -5,6 +5,7 @@ pkg.mod:factory   -> the user's own code: imported and called without arguments
 path/file.py:name -> the same, from a file that need not be importable
 """
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -128,8 +129,7 @@ def _load_artifact(path: str, allow: Sequence[str]) -> nn.Module:
     from floorplan.store.artifact import load_artifact
 
     try:
-        module: nn.Module = load_artifact(path, map_location="cpu", allow=allow)
-        return module
+        return load_artifact(path, map_location="cpu", allow=allow)
     except LoadError:
         raise
     except Exception as e:
@@ -161,18 +161,16 @@ def _from_factory(spec: str) -> tuple[nn.Module, str]:
     is_file = where.endswith(".py") or "/" in where or "\\" in where
     with import_path(str(Path(where).parent) if is_file else "."):
         home = _import_source(where, spec) if is_file else _import_module(where, spec)
-        target: Any = home
-        for part in name.split("."):
-            try:
-                target = getattr(target, part)
-            except Exception as e:
-                raise load_error(spec, f"{where} has no {name!r}{_near(home)}") from e
+        try:
+            target = functools.reduce(getattr, name.split("."), home)
+        except Exception as e:
+            raise load_error(spec, f"{where} has no {name!r}{_near(home)}") from e
         return _build(target, spec)
 
 
 def _near(home: Any) -> str:
-    public = [n for n, v in vars(home).items() if callable(v) and not n.startswith("_")]
-    own = [n for n in public if getattr(vars(home)[n], "__module__", "") == home.__name__]
+    public = {n: v for n, v in vars(home).items() if callable(v) and not n.startswith("_")}
+    own = [n for n, v in public.items() if getattr(v, "__module__", "") == home.__name__]
     return f" (it has {', '.join(own[:5])})" if own else ""
 
 
