@@ -3,7 +3,7 @@
 import gc
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,12 +86,10 @@ class Recorder:
             self._count(int(g.numel() * g.element_size()))
 
         leaves = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
-        handles = [p.register_hook(produced) for p in leaves] if self.counts else []  # type: ignore[no-untyped-call]
-        try:
+        with ExitStack() as hooks:
+            for p in leaves if self.counts else ():
+                hooks.enter_context(p.register_hook(produced))  # type: ignore[no-untyped-call]
             yield
-        finally:
-            for h in handles:
-                h.remove()
 
     def _count(self, change: int) -> None:
         self.now += change

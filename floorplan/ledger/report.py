@@ -122,12 +122,13 @@ class CheckReport(Report):
         what = "as it stands" if self.subject == "as-is" else f"as `rewrite --rank {self.rank}` would adapt it"
         yield from (f"{self.name} ({what}), input {', '.join(str(list(i)) for i in self.inputs)}", "")
         yield from (_figures(self), _pillars(self), _guilty(self))
-        yield from _legend(self)
+        proof, used = self.proof, {x for e in self.proof.guilty[:TOP] for x in e.width_symbols}
+        if names := [f"{n} = {proof.symbols[n]} ({layer})" for n, layer in proof.layers.items() if n in used]:
+            yield f"widths: {', '.join(names)}"
         yield from (f"note: {n}" for n in dict.fromkeys(self.notes))
-        assumed = self.proof.assumptions
-        yield from (f"assumes: {a}" for a in assumed[:8])
-        if len(assumed) > 8:
-            yield f"assumes: … and {len(assumed) - 8} more (--json has all)"
+        yield from (f"assumes: {a}" for a in proof.assumptions[:8])
+        if (more := len(proof.assumptions) - 8) > 0:
+            yield f"assumes: … and {more} more (--json has all)"
         yield f"verdict: {self.verdict}{_verdict_words(self)}"
 
 
@@ -181,12 +182,6 @@ def _verdict_words(r: CheckReport) -> str:
     words += [f"{unproven} could not be proved"] if unproven else []
     words += ["what is measured differs from what is predicted"] if not words and r.measured else []
     return f" ({', '.join(words)})" if words else ""
-
-
-def _legend(r: CheckReport) -> list[str]:
-    used = {x for e in r.proof.guilty[:TOP] for x in e.width_symbols}
-    names = [f"{n} = {r.proof.symbols[n]} ({r.proof.layers[n]})" for n in r.proof.layers if n in used]
-    return ["widths: " + ", ".join(names)] if names else []
 
 
 def shape_text(e: Entry) -> str:

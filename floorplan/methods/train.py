@@ -166,10 +166,8 @@ class _Loop:
         self.plan: dict[str, Any] = module.meta.get("floorplan", {})
         self.log = AdaptLog(self.plan.get("method", "memflora"))
         self.trained = [p for p in module.parameters() if p.requires_grad]
-        adam = torch.optim.Adam
-        self.optimizers: list[torch.optim.Optimizer] = []
-        if self.trained:
-            self.optimizers.append(adam(self.trained, lr=recipe.lr, weight_decay=recipe.weight_decay))
+        adam, decay = torch.optim.Adam, recipe.weight_decay
+        self.optimizers = [adam(self.trained, lr=recipe.lr, weight_decay=decay)] if self.trained else []
         self.replay = Replay(module) if method(self.log.method).replays else None
         if self.replay is not None:
             self.optimizers.append(adam(self.replay.projections(), lr=recipe.projection_lr))
@@ -238,12 +236,11 @@ class _Loop:
 
     def _small_state(self) -> dict[str, Tensor]:
         """The adapter alone: what trains, P where it is replayed, statistics that move."""
-        moving = {p: m for p, m in self.module.named_modules() if isinstance(m, NormBase)}
+        moving = {p for p, m in self.module.named_modules() if isinstance(m, NormBase)}
         projections = {id(p) for p in self.replay.projections()} if self.replay else set()
-        kept = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        for n, b in self.module.named_buffers():
-            if id(b) in projections or n.rpartition(".")[0] in moving:
-                kept[n] = b  # type: ignore[assignment]
+        kept: dict[str, Tensor] = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        buffers = self.module.named_buffers()
+        kept |= {n: b for n, b in buffers if id(b) in projections or n.rpartition(".")[0] in moving}
         return {n: t.detach().clone() for n, t in kept.items()}
 
     def _load(self, state: dict[str, Tensor]) -> None:

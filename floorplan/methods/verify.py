@@ -62,18 +62,14 @@ def values(gm: nn.Module, inputs: Sequence[Any], seed: int = 0) -> Values:
         out = gm(*tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, args))
     outs = list(tensors_in(out))
     roots = [t for t in outs if t.requires_grad]
-    names = ["parameter " + n for n, p in gm.named_parameters() if p.requires_grad]
-    leaves: list[Tensor] = [p for p in gm.parameters() if p.requires_grad]
-    for i, t in enumerate(tensors_in(args)):
-        if t.requires_grad:
-            names.append(f"input {i}")
-            leaves.append(t)
-    grads: Sequence[Tensor | None] = [None] * len(leaves)
+    leaves: dict[str, Tensor] = {f"parameter {n}": p for n, p in gm.named_parameters() if p.requires_grad}
+    leaves |= {f"input {i}": t for i, t in enumerate(tensors_in(args)) if t.requires_grad}
+    found: dict[str, Tensor] = {}
     if roots and leaves:
         g = torch.Generator().manual_seed(seed + 1)
         weights = [torch.randn(t.shape, generator=g, dtype=torch.float64).to(t) for t in roots]
-        grads = torch.autograd.grad(roots, leaves, weights, allow_unused=True)
-    found = {n: t for n, t in zip(names, grads, strict=True) if t is not None}
+        grads = torch.autograd.grad(roots, list(leaves.values()), weights, allow_unused=True)
+        found = {n: t for n, t in zip(leaves, grads, strict=True) if t is not None}
     return Values([t.detach() for t in outs], found)
 
 
@@ -152,8 +148,8 @@ class Verifier:
 
     def __call__(self, p: Pass, before: fx.GraphModule, after: fx.GraphModule) -> None:
         tolerance = max(p.tolerance, FLOAT64)
-        known = self._last is not None and self._last[0] is before
-        want = self._last[1] if known and self._last else values(_drawn(before), self.inputs)
+        last = self._last if self._last is not None and self._last[0] is before else None
+        want = last[1] if last else values(_drawn(before), self.inputs)
         twin = _drawn(after)
         got = values(twin, self.inputs)
         adapted = adapters(twin)
@@ -171,7 +167,7 @@ class Verifier:
         kept = kept_bytes(after, self.inputs)
         old, new = ({n for n, p in m.named_parameters() if p.requires_grad} for m in (before, after))
         if new <= old:  # what begins to train may keep more
-            had = self._last[2] if known and self._last else kept_bytes(before, self.inputs)
+            had = last[2] if last else kept_bytes(before, self.inputs)
             if kept > had:
                 raise Mismatch(f"autograd keeps {kept:,} bytes where it kept {had:,}")
         self._last = (after, got, kept)

@@ -23,20 +23,18 @@ _KINDS = ("parameter", "buffer", "transient", "constant")
 
 def encode_tensors(gm: fx.GraphModule) -> dict[str, Any]:
     """The entries state, kinds, tied and requires_grad; tensors are shared with `gm`."""
-    state: dict[str, Tensor] = {}
     kinds: dict[str, str] = {}
-    tied: dict[str, str] = {}
     first: dict[int, str] = {}
-    trainable: list[str] = []
+    own: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
     for name, kind, tensor in _tensors(gm, _read_by_graph(gm)):
         kinds[name] = kind
         if first.setdefault(id(tensor), name) != name:
             tied[name] = first[id(tensor)]
             continue
+        own[name] = tensor
         _refuse(tensor, f"tensor {name}")
-        state[name] = tensor.detach()
-        if tensor.requires_grad:
-            trainable.append(name)
+    state, trainable = {n: t.detach() for n, t in own.items()}, [n for n, t in own.items() if t.requires_grad]
     return {"state": state, "kinds": kinds, "tied": tied, "requires_grad": trainable}
 
 
@@ -44,14 +42,13 @@ def _read_by_graph(gm: fx.GraphModule) -> set[int]:
     """Identities of the tensors that get_attr nodes read."""
     found: set[int] = set()
     for node in gm.graph.nodes:
-        if node.op == "get_attr":
-            if module_at(gm, str(node.target)) is not None:
-                continue  # a layer that is handed to another one; its tensors are the model's own
-            value = reduce(getattr, str(node.target).split("."), gm)
-            if not isinstance(value, Tensor):
-                read = f"reads {node.target}, a {type(value).__name__}"
-                raise FloorplanError(f"graph node {node.name}: {read}; adapted.pt holds tensors only")
-            found.add(id(value))
+        if node.op != "get_attr" or module_at(gm, str(node.target)) is not None:
+            continue  # a layer that is handed to another one; its tensors are the model's own
+        value = reduce(getattr, str(node.target).split("."), gm)
+        if not isinstance(value, Tensor):
+            read = f"reads {node.target}, a {type(value).__name__}"
+            raise FloorplanError(f"graph node {node.name}: {read}; adapted.pt holds tensors only")
+        found.add(id(value))
     return found
 
 
