@@ -79,13 +79,13 @@ def has_gradient_hook(t: Tensor) -> bool:
     return bool(t._backward_hooks or cast(Any, t)._post_accumulate_grad_hooks)
 
 
-def eager_of(compiled: nn.Module) -> nn.Module:
-    """The module behind what torch.compile made of it."""
-    return compiled.get_submodule("_orig_mod")
+eager_of: Callable[[nn.Module], nn.Module] = methodcaller("get_submodule", "_orig_mod")  # behind a compiled module
 
 
 # --- tensors and autograd
 
+saved_hooks: Callable[[], Hooks | None]  # the saved-tensor hooks in force, the innermost ones
+saved_hooks = partial(torch._C._autograd._top_saved_tensors_default_hooks, False)
 next_number = _get_sequence_nr  # what autograd will number its next node
 version_of: Callable[[Tensor], int] = attrgetter("_version")  # how often a tensor has been written to
 number_of: Callable[[Any], int] = methodcaller("_sequence_nr")  # what autograd numbered one of its nodes as it made it
@@ -119,11 +119,6 @@ def saving(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> It
     with warnings.catch_warnings(), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         warnings.filterwarnings("ignore", "A saved_tensors_hooks context")
         yield
-
-
-def saved_hooks() -> Hooks | None:
-    """The saved-tensor hooks in force, the innermost ones."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 def checkpointing() -> bool:

@@ -72,10 +72,8 @@ def prove(gm: fx.GraphModule, fakes: Fakes, run: Run, opaque: Mapping[str, str])
     namer = Namer(fakes)
     entries = tuple(_entry(s, gm, namer, opaque) for s in run.saved if namer.expr(s.nbytes) != 0)
     kinds = {e.verdict for e in entries if e.owner == "kept"}
-    batch_lost = [v for v in namer.pinned if v.startswith("B ")]
-    verdict = ABOVE_FLOOR if "above" in kinds else UNPROVEN if "unproven" in kinds else AT_FLOOR
-    if verdict == AT_FLOOR and batch_lost:
-        verdict = UNPROVEN
+    unproven = "unproven" in kinds or any(v.startswith("B ") for v in namer.pinned)
+    verdict = ABOVE_FLOOR if "above" in kinds else UNPROVEN if unproven else AT_FLOOR
     return Proof(verdict, entries, namer.values(), namer.layers, namer.assumptions())
 
 

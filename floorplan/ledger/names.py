@@ -103,16 +103,13 @@ class Namer:
     def _formula(self, size: sympy.Expr, shape: list[sympy.Expr], itemsize: int) -> str:
         dims = [self._alias(d) for d in shape]
         if size != itemsize * sympy.prod(shape) or (len(shape) == 1 and shape[0].args):
-            return self._pretty(size)
+            if not (isinstance(size, FloorDiv) and size.args[1].is_number):
+                return self._shorten(size)
+            base, divisor = size.args
+            return f"ceil({self._shorten(base - (divisor - 1))}/{divisor})"
         number = itemsize * sympy.prod([d for d in dims if d.is_number])
         rest = [str(d) if d.is_Symbol else f"({d})" for d in dims if not d.is_number]
         return "*".join([str(number), *rest])
-
-    def _pretty(self, e: sympy.Expr) -> str:
-        if isinstance(e, FloorDiv) and e.args[1].is_number:
-            base, divisor = e.args
-            return f"ceil({self._shorten(base - (divisor - 1))}/{divisor})"
-        return self._shorten(e)
 
     def _shorten(self, e: sympy.Expr) -> str:
         """The expression with positions under their short names, factored where that is cheap."""

@@ -34,8 +34,7 @@ _NORM_STATE = ("running_mean", "running_var", "weight", "bias")
 def merge(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of an adapted graph in plain torch layers, all parameters trainable; `module` stays.
 
-    Weights are merged in float64 and rounded once to the model's dtype; sites on the same tensors
-    stay so. FloorplanError names what does not merge.
+    Weights are merged in float64 and rounded once; sites on the same tensors stay so. FloorplanError for the rest.
     """
     refuse_unmergeable(module)
     gm = copy.deepcopy(module)
@@ -83,8 +82,7 @@ def refuse_unmergeable(module: nn.Module) -> None:
 class _Known:
     """Convs made so far, by the tensors they were made of."""
 
-    layers: list[nn.Module] = field(default_factory=list)  # alive, so that no id comes twice
-    tensors: dict[Any, tuple[nn.Parameter, nn.Parameter | None]] = field(default_factory=dict)
+    tensors: dict[Any, tuple[nn.Parameter, nn.Parameter | None, nn.Module]] = field(default_factory=dict)
     places: dict[Any, str] = field(default_factory=dict)
 
 
@@ -92,12 +90,12 @@ def _to_conv(gm: fx.GraphModule, path: str, layer: nn.Module, form: PlainConv, k
     geo = form.geo
     made_of = tuple(id(t) for t in tensors_of(layer).values())
     if made_of not in known.tensors:
-        known.layers.append(layer)
         bias = None if form.bias is None else nn.Parameter(like(layer, form.bias))
-        known.tensors[made_of] = nn.Parameter(like(layer, form.weight)), bias
+        # The layer too, so that the ids of its tensors do not come twice.
+        known.tensors[made_of] = nn.Parameter(like(layer, form.weight)), bias, layer
     place = known.places.setdefault((made_of, geo), path)
     if place == path:
-        set_module(gm, path, plain_conv(geo, *known.tensors[made_of]).train(layer.training))
+        set_module(gm, path, plain_conv(geo, *known.tensors[made_of][:2]).train(layer.training))
     act_path = _add_activation(gm, path, layer, form)
     for node in calls_of(gm, path):
         skip = node.args[1] if len(node.args) > 1 else node.kwargs.get("skip")
@@ -192,10 +190,7 @@ def _within(error: float, allowed: float, where: str) -> None:
 
 
 def difference(a: nn.Module, b: nn.Module, inputs: Sequence[Any]) -> float:
-    """Largest relative difference of the floating outputs of two models, which go to eval mode.
-
-    Infinite if they differ in number, shape or in where they are finite.
-    """
+    """Largest relative difference of two models' floating outputs in eval mode; infinite if number, shape or NaN differ."""
     both = (eval_outputs(m, copy.deepcopy(tuple(inputs))) for m in (a, b))
     results = [[t for t in out if t.is_floating_point() or t.is_complex()] for out in both]
     worst = 0.0 if len(results[0]) == len(results[1]) else float("inf")

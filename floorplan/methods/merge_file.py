@@ -81,9 +81,7 @@ def _save_tensors(state: dict[str, Tensor], draft: Path) -> None:
         again = torch.load(draft, weights_only=True)
     except (OSError, RuntimeError) as e:
         raise FloorplanError(f"{draft}: cannot be written: {first_line(e)}") from e
-    if again.keys() != state.keys() or not all(_same(again[k], t) for k, t in state.items()):
+    pairs = [(again.get(k), t) for k, t in state.items()]
+    same = again.keys() == state.keys() and all(a.dtype == b.dtype for a, b in pairs)
+    if not same or not all(torch.equal(a.cpu().nan_to_num(), b.cpu().nan_to_num()) for a, b in pairs):
         raise FloorplanError(f"{draft}: does not read back as written; check the disk")
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(a.cpu().nan_to_num(), b.cpu().nan_to_num())

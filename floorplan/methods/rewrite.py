@@ -3,10 +3,9 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from floorplan.errors import FloorplanError, PassError
 from floorplan.graph.copies import filled_in, hollow
@@ -53,7 +52,8 @@ def adapted(
     """
     if adapter_rank(s.model) is not None:
         raise FloorplanError(f"{s.name}: already adapted; rewrite its source model instead")
-    if verified and (bad := next((n for n, p in s.model.named_parameters() if _not_finite(p)), "")):
+    floats = ((n, p) for n, p in s.model.named_parameters() if verified and p.is_floating_point())
+    if bad := next((n for n, p in floats if not torch.isfinite(p).all()), ""):
         raise FloorplanError(f"{s.name}: {bad} holds NaN or infinity, so nothing can be verified; repair it first")
     known = source if isinstance(source, Known) else None
     traced = source if isinstance(source, Traced) else traced_source(s, known)
@@ -97,10 +97,6 @@ def _source(model: nn.Module, graph: fx.GraphModule) -> nn.Module:
         return copy.deepcopy(model)
     except Exception:  # a computed tensor on it, a lock, a file
         return graph
-
-
-def _not_finite(t: Any) -> bool:
-    return isinstance(t, Tensor) and t.is_floating_point() and not bool(torch.isfinite(t).all())
 
 
 def _no_check(p: Pass, before: fx.GraphModule, after: fx.GraphModule) -> None:

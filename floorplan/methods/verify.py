@@ -174,11 +174,9 @@ class Verifier:
 
 
 def kept_bytes(gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
-    """Bytes of the distinct storages kept for backward; state, inputs and packed bits apart.
-
-    A gate may stand beside a result that a later layer keeps anyway, so bits are not compared.
-    """
+    """Bytes of the distinct storages kept for backward; state, inputs and packed bits apart."""
     saved = observe(Step(gm, tuple(inputs)).forward, Watch(hooks=True)).saved
+    # A gate may stand beside a result that a later layer keeps anyway, so bits are not compared.
     kept = [s for s in saved if s.owner == "kept" and s.dtype != torch.uint8]
     return sum({s.storage: int(s.nbytes) for s in kept}.values())
 

@@ -73,10 +73,7 @@ def own_classes() -> dict[str, type[Layer]]:
 
 
 def class_name(module: nn.Module, allow: Sequence[str] = ()) -> str | None:
-    """The name under which a file stores the module's class; None if it may not.
-
-    A Layer from outside has its own name, and so has a module of a package of `allow`.
-    """
+    """The name of the module's class in a file; None if it may have none: it is no Layer, of no package of `allow`."""
     cls = type(module)
     if (name := next((n for t in (torch_classes, own_classes) for n, c in t().items() if c is cls), None)) is not None:
         return name

@@ -162,13 +162,10 @@ def damaged_record(file: BinaryIO | Path | str) -> str:
 
 
 def _is_tar(head: bytes) -> bool:
-    if head[257:262] == b"ustar":
-        return True
     try:
-        tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+        return head[257:262] == b"ustar" or bool(tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape"))
     except (tarfile.HeaderError, ValueError):
         return False
-    return True
 
 
 def _tar(file: BinaryIO) -> Recognized:
