@@ -83,16 +83,10 @@ def _report(
     s: Subject, traced: Traced, real: nn.Module, measured: bool, autocast: _Dtype = None, found: Analysis | None = None
 ) -> CheckReport:
     found = found or analyze(traced.gm, s.inputs, opaque=traced.opaque, autocast=autocast, real=real)
-    return CheckReport(
-        name=s.name,
-        inputs=tuple(tuple(t.shape) for t in s.inputs if isinstance(t, Tensor)),
-        proof=found.proof,
-        predicted=found.figures,
-        measured=measure(real, s.inputs, autocast=autocast) if measured else None,
-        notes=(*s.notes, *traced.notes, *found.notes),
-        opaque=traced.opaque,
-        lines=traced.lines,
-    )
+    shapes = tuple(tuple(t.shape) for t in s.inputs if isinstance(t, Tensor))
+    counted = measure(real, s.inputs, autocast=autocast) if measured else None
+    notes = (*s.notes, *traced.notes, *found.notes)
+    return CheckReport(s.name, shapes, found.proof, found.figures, counted, notes, traced.opaque, traced.lines)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,5 @@ def _check(e: dict[str, Any]) -> tuple[bool, str, CheckReport]:
     shapes = [tuple(e["input"])] if "input" in e else None
     report = api.check(e["model"], shapes=shapes, **{k: v for k, v in e.items() if k in OPTIONS})
     saved, limit = report.predicted.saved, e.get("max_saved")
-    line = f"{report.verdict}, {saved:,} bytes kept"
-    too_much = limit is not None and saved > limit
-    line += f", more than {limit:,}" if too_much else ""
-    return report.verdict == AT_FLOOR and not too_much, line, report
+    more = f", more than {limit:,}" if limit is not None and saved > limit else ""
+    return report.verdict == AT_FLOOR and not more, f"{report.verdict}, {saved:,} bytes kept{more}", report

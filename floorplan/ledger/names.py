@@ -152,15 +152,11 @@ class Namer:
         out = [f"{p} (pinned by the model)" for p in self.pinned]
         maps = 0
         for e in self.guards():
-            if not isinstance(e, sympy.Eq) and (_is_small(e) or all(self.is_position(x) for x in e.free_symbols)):
+            small = isinstance(e, sympy.core.relational.Relational) and any(a in (1, 2) for a in e.args)
+            if not isinstance(e, sympy.Eq) and (small or all(self.is_position(x) for x in e.free_symbols)):
                 maps += 1
             elif not (isinstance(e, sympy.Eq) and any(a.is_number for a in e.args)):
                 out.append(str(e))
         if maps:
             out.append(f"positions stay on this side of {maps} size guards (maps larger than one element)")
         return tuple(out)
-
-
-def _is_small(e: sympy.Expr) -> bool:
-    """Whether a guard compares with 1 or 2: a map has more than one element."""
-    return isinstance(e, sympy.core.relational.Relational) and any(a in (1, 2) for a in e.args)

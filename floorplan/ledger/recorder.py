@@ -130,8 +130,7 @@ class Recorder:
     def census(self, loss: Tensor | None, hooked: bool) -> set[int]:
         """Storages alive after the forward, in the timeline's numbers, outputs let go and loss apart.
 
-        With hooks on, those the hooks never saw are recorded as hidden, and what died again with an
-        unread result is struck out.
+        With hooks on, those they never saw are recorded as hidden; what died with an unread result is struck out.
         """
         gc.collect()
         skip = None if loss is None else self.tracker.alive.get(storage_key(loss))

@@ -86,30 +86,19 @@ class CheckReport(Report):
 
     def as_json(self) -> dict[str, Any]:
         """The document of `--json`, schema floorplan.check/1."""
-        return {
-            "schema": "floorplan.check/1",
-            "verdict": self.verdict,
-            "subject": self.subject,
-            "model": self.name,
-            "method": self.method or ("memflora" if self.rank else None),
-            "rank": self.rank,
-            "batch": self.inputs[0][0] if self.inputs and self.inputs[0] else None,
-            "input": [list(i[1:]) for i in self.inputs],
-            "versions": versions(),
-            "assumptions": list(self.proof.assumptions),
-            "notes": list(self.notes),
-            "symbols": self.proof.symbols,
-            "layers": self.proof.layers,
-            "predicted": {**self.predicted.as_dict(), "saved_expr": self.saved_expr()},
-            "measured": self.measured.as_dict() if self.measured else None,
-            "difference": self.difference,
-            "pillars": self.pillars,
-            "tensors": [entry_json(e) for e in self.tensors],
-            "passes": {
-                name: [{"node": s.node, "refused": s.refused, "note": s.note} for s in sites]
-                for name, sites in self.log.items()
-            },
-        }
+        proof, method = self.proof, self.method or ("memflora" if self.rank else None)
+        batch = self.inputs[0][0] if self.inputs and self.inputs[0] else None
+        what = {"schema": "floorplan.check/1", "verdict": self.verdict, "subject": self.subject, "model": self.name}
+        how = {"method": method, "rank": self.rank, "batch": batch, "input": [list(i[1:]) for i in self.inputs]}
+        rests = {"versions": versions(), "assumptions": list(proof.assumptions), "notes": list(self.notes)}
+        predicted = {**self.predicted.as_dict(), "saved_expr": self.saved_expr()}
+        measured = self.measured.as_dict() if self.measured else None
+        figures = {"predicted": predicted, "measured": measured, "difference": self.difference}
+        kept = {"pillars": self.pillars, "tensors": [entry_json(e) for e in self.tensors]}
+        row = ("node", "refused", "note")
+        passes = {name: [{k: getattr(s, k) for k in row} for s in sites] for name, sites in self.log.items()}
+        names = {"symbols": proof.symbols, "layers": proof.layers}
+        return {**what, **how, **rests, **names, **figures, **kept, "passes": passes}
 
     def saved_expr(self) -> str:
         """All kept bytes as one sum."""
@@ -121,7 +110,10 @@ class CheckReport(Report):
         """Figures, pillars and guilty tensors, and the verdict with what it rests on."""
         what = "as it stands" if self.subject == "as-is" else f"as `rewrite --rank {self.rank}` would adapt it"
         yield from (f"{self.name} ({what}), input {', '.join(str(list(i)) for i in self.inputs)}", "")
-        yield from (_figures(self), _pillars(self), _guilty(self))
+        yield from (_figures(self), _pillars(self))
+        count = len(self.proof.guilty)  # few are printed; a CSV has all tensors, the guilty first
+        foot = f"… and {count - TOP} more (--json has all)" if count > TOP else ""
+        yield tensor_table(sorted(self.tensors, key=lambda e: e.verdict in ("floor", "apart")), min(count, TOP), foot)
         proof, used = self.proof, {x for e in self.proof.guilty[:TOP] for x in e.width_symbols}
         if names := [f"{n} = {proof.symbols[n]} ({layer})" for n, layer in proof.layers.items() if n in used]:
             yield f"widths: {', '.join(names)}"
@@ -164,13 +156,6 @@ def tensor_table(entries: Sequence[Entry], shown: int, foot: str = "") -> Table:
     rows = [[*cells, *(getattr(e, n) for n in more)] for e, cells in words]
     header = [Cell("node", "guilty node"), "op", "pillar", "shape", "bytes", "reason", *more]
     return Table("tensors", header, rows, (4,), foot=foot, shown=shown, columns=6)
-
-
-def _guilty(r: CheckReport) -> Table:
-    """The guilty, of which few are printed; a CSV has all tensors, the guilty first."""
-    count = len(r.proof.guilty)
-    foot = f"… and {count - TOP} more (--json has all)" if count > TOP else ""
-    return tensor_table(sorted(r.tensors, key=lambda e: e.verdict in ("floor", "apart")), min(count, TOP), foot)
 
 
 def _verdict_words(r: CheckReport) -> str:

@@ -43,7 +43,7 @@ def step_figures(step: Step, fake: bool = True) -> StepFigures:
     counted, plain = (run(step, Watch(hooks=hooks, nodes=fake), fake) for hooks in (True, False))
     found = figures(gm, counted, plain, list(tensors_in(step.given)))
     trained = bytes_of_tensors([p for p in gm.parameters() if p.requires_grad])
-    state, moments = bytes_of_tensors([*gm.parameters(), *gm.buffers()]), memory.optimizer_state(trained)
+    state = bytes_of_tensors([*gm.parameters(), *gm.buffers()])
     peak, of_projections = found.training_state_peak, 0
     refcount = memory.training_state_peak(state, trained, counted.refcount_peak)
     if step.replays:
@@ -58,7 +58,7 @@ def step_figures(step: Step, fake: bool = True) -> StepFigures:
         training_state_peak_refcount=refcount,
         requested_peak=found.requested_peak,
         total=found.total + of_projections,
-        optimizer=moments + of_projections,
+        optimizer=memory.optimizer_state(trained) + of_projections,
         trainable_parameters=found.trainable_parameters,
     )
 

@@ -8,6 +8,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -47,11 +48,7 @@ class Timeline:
             change[life.born] += life.nbytes
             if life.died is not None:
                 change[life.died] -= life.nbytes
-        best = now = 0
-        for c in change:
-            now += c
-            best = max(best, now)
-        return best
+        return max(accumulate(change))
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]

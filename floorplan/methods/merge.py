@@ -20,7 +20,6 @@ from torch import fx, nn
 from floorplan.errors import FloorplanError
 from floorplan.graph.edit import calls_of, free_path, module_calls, set_module
 from floorplan.layers.adapter import adapters
-from floorplan.layers.geometry import Geometry
 from floorplan.layers.layer import Adapter, Layer, PlainCall, PlainConv, PlainNorm
 from floorplan.ledger.differ import relative_error
 from floorplan.methods.merge_branch import absorb_branches
@@ -101,8 +100,14 @@ def _to_conv(gm: fx.GraphModule, path: str, layer: nn.Module, form: PlainConv, k
         skip = node.args[1] if len(node.args) > 1 else node.kwargs.get("skip")
         x = node.args[0]
         if explicit_padding(geo):
+            flat = tuple(p for pair in reversed(geo.padding) for p in pair)
+            options: dict[str, Any] = {
+                "pad": flat,
+                "mode": "constant" if geo.mode == "zeros" else geo.mode,
+                "value": None,
+            }
             with gm.graph.inserting_before(node):
-                x = gm.graph.call_function(F.pad, (x,), _pad_options(geo))
+                x = gm.graph.call_function(F.pad, (x,), options)
         node.target, node.args, node.kwargs = place, (x,), {}
         _follow(gm.graph, node, skip, act_path)
 
@@ -114,12 +119,6 @@ def _add_activation(gm: fx.GraphModule, path: str, layer: nn.Module, form: Plain
     act_path = free_path(gm, f"{path}_act")
     gm.add_submodule(act_path, form.act.train(layer.training))
     return act_path
-
-
-def _pad_options(geo: Geometry) -> dict[str, Any]:
-    flat = tuple(p for pair in reversed(geo.padding) for p in pair)
-    mode = "constant" if geo.mode == "zeros" else geo.mode
-    return {"pad": flat, "mode": mode, "value": None}
 
 
 def _follow(graph: fx.Graph, node: fx.Node, skip: Any, act: str) -> None:
@@ -170,17 +169,12 @@ def merge_verified(module: fx.GraphModule, inputs: Sequence[Any]) -> Merged:
         found = difference(twin, merge(twin), to_double(inputs))
         _within(found, FLOAT64, "float64")
     rounded = difference(copy.deepcopy(module), copy.deepcopy(merged), inputs)
-    _within(rounded, _roundings(merged), "the model's own precision")
-    return Merged(merged, len(adapters(module)), found, rounded)
-
-
-def _roundings(model: nn.Module) -> float:
-    """What two orders of rounding may differ by, in the model's dtype on its device."""
-    kinds = [p for p in model.parameters() if p.is_floating_point()]
-    eps = max((torch.finfo(p.dtype).eps for p in kinds), default=0.0)
+    floats = [p for p in merged.parameters() if p.is_floating_point()]
+    eps = max((torch.finfo(p.dtype).eps for p in floats), default=0.0)
     # An accelerator may multiply float32 with 10 bits of mantissa: a last bit then counts for more.
-    least = 1e-5 if all(p.device.type == "cpu" for p in kinds) else 1e-3
-    return max(least, 84 * eps)
+    least = 1e-5 if all(p.device.type == "cpu" for p in floats) else 1e-3
+    _within(rounded, max(least, 84 * eps), "the model's own precision")
+    return Merged(merged, len(adapters(module)), found, rounded)
 
 
 def _within(error: float, allowed: float, where: str) -> None:
@@ -190,7 +184,7 @@ def _within(error: float, allowed: float, where: str) -> None:
 
 
 def difference(a: nn.Module, b: nn.Module, inputs: Sequence[Any]) -> float:
-    """Largest relative difference of two models' floating outputs in eval mode; infinite if number, shape or NaN differ."""
+    """Largest relative difference of two models' floats in eval mode; infinite if their number, shape or NaN differ."""
     both = (eval_outputs(m, copy.deepcopy(tuple(inputs))) for m in (a, b))
     results = [[t for t in out if t.is_floating_point() or t.is_complex()] for out in both]
     worst = 0.0 if len(results[0]) == len(results[1]) else float("inf")

@@ -29,8 +29,7 @@ def merge_file(
 ) -> str:
     """Merge the file `adapted` into `output`; returns the line that says so.
 
-    into: a model (file or factory, with its weights) whose state_dict is written instead of a graph.
-    allow: packages whose layers the adapted file may name.
+    into: a model whose state_dict is written instead of a graph. allow: packages whose layers the file may name.
     """
     target = ensure_writable(output, force)
     subject = subject_of(Source(adapted, batch=2, allow=allow))
@@ -46,9 +45,8 @@ def merge_file(
 def _write_graph(gm: fx.GraphModule, inputs: Sequence[Any], draft: Path) -> str:
     merged = merge_verified(gm, inputs)
     plain = merged.module.eval()
-    plan = plain.meta["floorplan"]
-    plan.setdefault("input", [list(t.shape) for t in inputs])
-    save_artifact(plain, draft, plan, force=True)
+    plain.meta["floorplan"].setdefault("input", [list(t.shape) for t in inputs])
+    save_artifact(plain, draft, plain.meta["floorplan"], force=True)
     same_outputs(plain, read_adapted(draft, packages_of(plain)), inputs, str(draft))
     exact = "" if merged.exact is None else f"{merged.exact:.1e} in float64, "
     return f"{exact}{merged.rounded:.1e} in its own precision"

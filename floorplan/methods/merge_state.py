@@ -71,8 +71,7 @@ def _scale_is_lost(layer: nn.Module, weight: Tensor) -> bool:
 def delta_state(module: fx.GraphModule, source: nn.Module) -> dict[str, Tensor]:
     """A state_dict for the source model with which, in eval mode, it equals the adapted graph.
 
-    New tensors in the source's dtype; the source is not touched. FloorplanError if an adapter does
-    not merge, or what was trained has no place of its name and shape in the source.
+    New tensors in its dtype. FloorplanError if an adapter does not merge, or what was trained has no place in it.
     """
     refuse_unmergeable(module)
     state = _State(source)

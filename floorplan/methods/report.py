@@ -23,14 +23,9 @@ class RewriteReport(Report):
 
     def as_json(self) -> dict[str, Any]:
         """The document beside the adapted file, schema floorplan.rewrite/1."""
-        return {
-            "schema": "floorplan.rewrite/1",
-            "options": self.options,
-            "versions": versions(),
-            "before": self.before.as_json(),
-            "after": self.after.as_json(),
-            "refused": [{"pass": p, "node": s.node, "reason": s.refused} for p, s in self.after.refused],
-        }
+        head = {"schema": "floorplan.rewrite/1", "options": self.options, "versions": versions()}
+        refused = [{"pass": p, "node": s.node, "reason": s.refused} for p, s in self.after.refused]
+        return {**head, "before": self.before.as_json(), "after": self.after.as_json(), "refused": refused}
 
     def parts(self) -> Iterator[str | Table]:
         """Figures and pillars on both sides, what was left alone, and what is above the floor still."""

@@ -252,15 +252,9 @@ class _Loop:
     def _save(self) -> None:
         if self.path is None:
             return
-        document = {
-            "format": "floorplan.adapting/1",
-            "identity": self.identity,
-            "log": vars(self.log),
-            "state": self._small_state(),
-            "best": self.best,
-            "optimizers": [o.state_dict() for o in self.optimizers],
-            "random": torch.get_rng_state(),
-        }
+        document: dict[str, Any] = {"format": "floorplan.adapting/1", "identity": self.identity, "log": vars(self.log)}
+        document |= {"state": self._small_state(), "best": self.best, "random": torch.get_rng_state()}
+        document["optimizers"] = [o.state_dict() for o in self.optimizers]
         with whole(self.path) as draft:
             torch.save(document, draft)
 

@@ -91,17 +91,14 @@ def _fields(cls: type[nn.Module]) -> list[str]:
     if cls in _FIELDS:
         return _FIELDS[cls]
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(cls).parameters.values()
-    named = [p.name for p in parameters if p.kind not in variadic]
+    named = [n for n, p in inspect.signature(cls).parameters.items() if p.kind not in variadic]
     return [n for n in named if n not in _SKIPPED and not n.startswith("_")]
 
 
 def _argument(module: nn.Module, name: str) -> Any:
     read = _READ.get((type(module), name))
     value = read(module) if read else getattr(module, name)
-    if name == "bias" and (value is None or isinstance(value, Tensor)):
-        return value is not None
-    return value
+    return value is not None if name == "bias" and isinstance(value, Tensor | None) else value
 
 
 def config_of(module: nn.Module, where: str) -> dict[str, Any]:

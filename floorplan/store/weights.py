@@ -23,9 +23,8 @@ _State = dict[str, torch.Tensor]
 
 def is_state_dict(found: object) -> bool:
     """Whether `found` is a mapping from names to tensors, and not empty."""
-    if not isinstance(found, Mapping) or not found:
-        return False
-    return all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in found.items())
+    items = found.items() if isinstance(found, Mapping) else ()
+    return bool(items) and all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in items)
 
 
 def copy_weights(module: nn.Module, found: object, path: str) -> tuple[str, ...]:
@@ -93,12 +92,8 @@ def _compare(given: _State, expected: Mapping[str, Any], path: str, notes: list[
     sizes = {k: (given[k].shape, expected[k].shape) for k in both}
     shapes = [f"{k} {list(has)} for {list(wants)}" for k, (has, wants) in sizes.items() if has != wants]
     kinds = [k for k in both if _kind(given[k]) != _kind(expected[k])]
-    said = {
-        "missing": missing,
-        "unexpected": unexpected,
-        "of another shape": shapes,
-        "of another kind of number": kinds,
-    }
+    said = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    said["of another kind of number"] = kinds
     if parts := [_few(keys, what) for what, keys in said.items() if keys]:
         raise load_error(path, "does not fit the model: " + "; ".join(parts))
     if any(expected[k].is_meta for k in both):
