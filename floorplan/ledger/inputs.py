@@ -23,8 +23,7 @@ POSITIONS: dict[int, tuple[tuple[int, ...], ...]] = {
 def make_inputs(model: nn.Module, shapes: Sequence[Sequence[int]], batch: int) -> tuple[Tensor, ...]:
     """Random inputs of (batch, *shape) each, in the model's dtype and on its device."""
     like = next((t for t in [*model.parameters(), *model.buffers()] if t.is_floating_point()), None)
-    dtype = like.dtype if like is not None else torch.get_default_dtype()
-    device = like.device if like is not None else torch.device("cpu")
+    dtype, device = (torch.get_default_dtype(), torch.device("cpu")) if like is None else (like.dtype, like.device)
     g = torch.Generator().manual_seed(0)
     return tuple(torch.randn(batch, *s, generator=g, dtype=torch.float32).to(device, dtype) for s in shapes)
 

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError, PassError
 from floorplan.graph.driver import Pass
+from floorplan.graph.untouched import in_mode
 from floorplan.layers.adapter import adapters, zero_factors
 from floorplan.layers.layer import Adapter
 from floorplan.ledger.differ import relative_error, size_of
@@ -185,10 +186,8 @@ def same_outputs(a: nn.Module, b: nn.Module, inputs: Sequence[Any], where: str) 
     """Raise FloorplanError unless both give the same bits in eval mode."""
     results = []
     for m in (a, b):
-        modes = {c: c.training for c in m.modules()}
-        results.append(eval_outputs(m, inputs))
-        for c, mode in modes.items():
-            c.training = mode
+        with in_mode(m, "eval"):
+            results.append(eval_outputs(m, inputs))
     same = len(results[0]) == len(results[1])
     if not same or not all(torch.equal(x, y) for x, y in zip(*results, strict=True)):
         lost = "what was written does not load back to the same outputs"

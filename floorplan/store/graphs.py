@@ -100,7 +100,7 @@ class Reader:
         if type(data) in _SCALARS:
             return data
         if type(data) is list:
-            return self._items(data, where, depth + 1)
+            return self.items(data, where, depth + 1)
         require(type(data) is dict and len(data) == 1, f"{where}: {short(data)} is not an encoded value")
         ((tag, body),) = data.items()
         return self._tagged(tag, body, where, depth + 1)
@@ -116,11 +116,8 @@ class Reader:
             return {k: self.json(v, where, depth + 1) for k, v in data.items()}
         raise LoadError(f"{where}: a {type(data).__name__} is not JSON data; refused")
 
-    def items(self, body: Any, where: str) -> tuple[Any, ...]:
-        """The decoded members of a list."""
-        return tuple(self._items(body, where, 0))
-
-    def _items(self, body: Any, where: str, depth: int, length: int | None = None) -> list[Any]:
+    def items(self, body: Any, where: str, depth: int = 0, length: int | None = None) -> list[Any]:
+        """The decoded members of a list, of a given length if any."""
         fits = type(body) is list and length in (None, len(body))
         require(fits, f"{where}: {short(body)} is not a list of the right length")
         return [self.value(v, where, depth) for v in body]
@@ -132,18 +129,18 @@ class Reader:
                 require(text in self.nodes, f"{where}: uses {short(body)}, which no earlier node defines")
                 return self.nodes[body]
             case "tuple":
-                return tuple(self._items(body, where, depth))
+                return tuple(self.items(body, where, depth))
             case "slice":
-                return slice(*self._items(body, where, depth, 3))
+                return slice(*self.items(body, where, depth, 3))
             case "ellipsis":
                 return ...
             case "size":
-                sizes = self._items(body, where, depth)
+                sizes = self.items(body, where, depth)
                 require(all(type(v) is int for v in sizes), f"{where}: a size holds something that is not an integer")
                 return torch.Size(sizes)
             case "dict":
                 require(type(body) is list, f"{where}: {short(body)} is not a list of pairs")
-                pairs = [self._items(pair, where, depth + 1, 2) for pair in body]
+                pairs = [self.items(pair, where, depth + 1, 2) for pair in body]
                 require(all(type(k) in _SCALARS for k, _ in pairs), f"{where}: a dict key is not a number or text")
                 return dict(pairs)
             case "device":
@@ -219,7 +216,7 @@ def decode_graph(records: Any, reader: Reader) -> fx.Graph:
         named = identifier(name) and type(op) is str and type(target) is str
         require(named, f"{where}: op, name or target {short(name)} is not a name")
         where = f"graph node {name}"
-        args = reader.items(record["args"], where)
+        args = tuple(reader.items(record["args"], where))
         require(type(record["kwargs"]) is dict, f"{where}: kwargs is not a dict")
         kwargs = {k: reader.value(v, where) for k, v in record["kwargs"].items()}
         fault = _fault(op, target, args, kwargs)
