@@ -43,16 +43,14 @@ def _candidates(model: nn.Module) -> Iterator[tuple[tuple[int, ...], str]]:
     config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     if isinstance(config, dict) and config.get("input_size"):
         yield tuple(config["input_size"]), "the model's pretrained_cfg"
-    conv = next((m for m in model.modules() if _spatial(m)), None)
-    if conv is not None:
+    if (conv := next((m for m in model.modules() if _spatial(m)), None)) is not None:
         nd, channels = _spatial(conv), int(cast(Any, conv).in_channels)
         how = f"a first conv of {channels} channels and a size that the whole model accepts"
         for position, c in itertools.product(POSITIONS[nd], dict.fromkeys((channels, 1, 3))):
             yield (c, *position), how
         for (n,) in POSITIONS[1]:
             yield (channels, n), how
-    linear = next((m for m in model.modules() if isinstance(m, nn.Linear)), None)
-    if linear is not None:
+    if (linear := next((m for m in model.modules() if isinstance(m, nn.Linear)), None)) is not None:
         yield (linear.in_features,), f"a first Linear of {linear.in_features} features"
 
 

@@ -53,8 +53,7 @@ class Recorder:
         self, tracker: StorageTracker, state: list[Tensor], inputs: list[Tensor], counts: bool, writes: bool = False
     ) -> None:
         self.tracker = tracker
-        self.owners = {storage_key(t): "input" for t in inputs}
-        self.owners.update({storage_key(t): "state" for t in state})
+        self.owners = {storage_key(t): "input" for t in inputs} | {storage_key(t): "state" for t in state}
         self.saved: list[Saved] = []
         self.numbers: dict[tuple[str, int], int] = {}
         self.ops: dict[str, tuple[str, str]] = {}

@@ -104,7 +104,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         weakref.finalize(storage, self._free, key)
 
     def _free(self, key: int) -> None:
-        index = self.alive.pop(key, None)
-        if index is not None:
+        if (index := self.alive.pop(key, None)) is not None:
             self.timeline.lives[index].died = self.timeline.events
             self.timeline.events += 1

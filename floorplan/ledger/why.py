@@ -66,8 +66,7 @@ def _entry(report: CheckReport, e: Entry) -> list[str]:
     if e.owner == "kept":
         lines += [f"  pillar   {e.pillar}: {WHY[e.pillar]}", f"  verdict  {e.verdict}: {e.reason}"]
         lines += [f"  to do    {e.fix}"] if e.fix else []
-    sharers = [o.node for o in report.tensors if o.storage == e.storage and o is not e]
-    shared = ", ".join(dict.fromkeys(sharers))
+    shared = ", ".join(dict.fromkeys(o.node for o in report.tensors if o.storage == e.storage and o is not e))
     return lines + ([f"  shared   the same storage is saved by {shared}"] if shared else [])
 
 

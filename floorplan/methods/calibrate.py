@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
+from floorplan.graph.untouched import in_mode
 from floorplan.torch_doors import BatchNormNd
 from floorplan.trees import arguments
 
@@ -34,10 +35,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any], how: str = "ema") -> nn.
     norms = [m for m in norms if m.running_mean is not None and m.running_var is not None]
     if not norms:
         raise FloorplanError("calibrate: the model has no BatchNorm with running statistics")
-    modes = {m: m.training for m in twin.modules()}
-    twin.eval()
     seen = dict.fromkeys(norms, 0)
-    with ExitStack() as hooks, torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with in_mode(twin, "eval"), ExitStack() as hooks, torch.no_grad(), torch.random.fork_rng(devices=[]):
         for m in norms:
             hooks.enter_context(m.register_forward_hook(_update(how, seen)))
             if how == "reset":
@@ -51,7 +50,6 @@ def calibrate(model: nn.Module, batches: Iterable[Any], how: str = "ema") -> nn.
         raise FloorplanError(f"calibrate: {bad} is no longer finite; look for NaN or an empty batch")
     originals = dict(model.named_modules())
     for name, part in twin.named_modules():
-        part.training = modes[part]
         if isinstance(part, BatchNormNd):
             part.momentum = cast(Any, originals[name]).momentum
     return twin

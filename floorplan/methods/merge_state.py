@@ -87,11 +87,9 @@ def _take(state: _State, path: str, m: nn.Module) -> None:
     """The tensors of a layer that no pass replaced."""
     for name, t in tensors_of(m).items():
         key = f"{path}.{name}" if path else name
-        if t is None:
-            continue
-        if state.fits(key, t):
+        if t is not None and state.fits(key, t):
             state.put(key, t)
-        elif t.requires_grad:
+        elif t is not None and t.requires_grad:
             raise FloorplanError(f"merge: {key} trains, but the source has no such tensor; merge without it")
 
 

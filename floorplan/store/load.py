@@ -118,8 +118,7 @@ def _from_mapping(found: Mapping[Any, Any], path: str, allow: Sequence[str]) -> 
             return module, source, (f"took the model under the key {key!r} of a dict",)
     if is_state_dict(found):
         raise load_error(path, f"holds a state_dict ({len(found)} tensors), no model: {_FACTORY}")
-    inner = next((k for k in keys if is_state_dict(found.get(k))), None)
-    if inner is not None:
+    if (inner := next((k for k in keys if is_state_dict(found.get(k))), None)) is not None:
         raise load_error(path, f"a checkpoint with a state_dict under {inner!r}: {_FACTORY}")
     names = ", ".join(k if isinstance(k, str) else type(k).__name__ for k in list(found)[:4])
     raise load_error(path, f"holds a dict without a model in it (keys: {names or 'none'})")

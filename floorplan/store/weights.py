@@ -45,8 +45,7 @@ def copy_weights(module: nn.Module, found: object, path: str) -> tuple[str, ...]
 def _state_dict_in(found: object, path: str) -> tuple[_State, list[str]]:
     notes: list[str] = []
     if isinstance(found, Mapping) and not is_state_dict(found):
-        key = next((k for k in NESTED if isinstance(found.get(k), Mapping | nn.Module)), None)
-        if key is not None:
+        if (key := next((k for k in NESTED if isinstance(found.get(k), Mapping | nn.Module)), None)) is not None:
             notes.append(f"took the weights under the key {key!r}")
             found = found[key]
     if isinstance(found, nn.Module):
