@@ -57,13 +57,11 @@ def check(
     return checked(source, rank, Plan(method, Options(rank or 1, sites, seed, train_head)), measured, autocast, mode)
 
 
+_Dtype = torch.dtype | None
+
+
 def checked(
-    source: Source,
-    rank: int | None,
-    plan: Plan,
-    measured: bool = False,
-    autocast: torch.dtype | None = None,
-    mode: str = "saved",
+    source: Source, rank: int | None, plan: Plan, measured: bool = False, autocast: _Dtype = None, mode: str = "saved"
 ) -> CheckReport:
     """`check` of a request; rank None: the model as it stands, unless the plan's method has no rank."""
     if rank is not None and (isinstance(rank, bool) or rank < 1):
@@ -73,36 +71,22 @@ def checked(
         has = adapter_rank(s.model)
         if (rank is None and method_named(plan.method).ranked) or has is not None:
             if rank is not None and has != rank:
-                raise FloorplanError(
-                    f"{s.name}: adapted at rank {has}, not {rank}; leave --rank out to check it as it is"
-                )
-            traced = trace(s.model, s.inputs)
-            return replace(
-                _report(s, traced, s.model, measured, _found(s, traced, s.model, autocast), autocast), rank=has
-            )
+                way = "leave --rank out to check it as it is"
+                raise FloorplanError(f"{s.name}: adapted at rank {has}, not {rank}; {way}")
+            return replace(_report(s, trace(s.model, s.inputs), s.model, measured, autocast), rank=has)
         traced, log = adapted(s, plan, verified=False, structure=not measured)
-        found = _found(s, traced, traced.gm, autocast)
-        report = _report(s, traced, traced.gm, measured, found, autocast)
+        report = _report(s, traced, traced.gm, measured, autocast)
         return replace(report, subject="rewritten", rank=rank, log=log, method=plan.method)
 
 
-def _found(s: Subject, traced: Traced, real: nn.Module, autocast: torch.dtype | None = None) -> Analysis:
-    return analyze(traced.gm, s.inputs, opaque=traced.opaque, autocast=autocast, real=real)
-
-
 def _report(
-    s: Subject, traced: Traced, real: nn.Module, measured: bool, found: Analysis, autocast: torch.dtype | None = None
+    s: Subject, traced: Traced, real: nn.Module, measured: bool, autocast: _Dtype = None, found: Analysis | None = None
 ) -> CheckReport:
-    return CheckReport(
-        name=s.name,
-        inputs=tuple(tuple(t.shape) for t in s.inputs if isinstance(t, Tensor)),
-        proof=found.proof,
-        predicted=found.figures,
-        measured=measure(real, s.inputs, autocast=autocast) if measured else None,
-        notes=(*s.notes, *traced.notes, *found.notes),
-        opaque=traced.opaque,
-        lines=traced.lines,
-    )
+    found = found or analyze(traced.gm, s.inputs, opaque=traced.opaque, autocast=autocast, real=real)
+    shapes = tuple(tuple(t.shape) for t in s.inputs if isinstance(t, Tensor))
+    counted = measure(real, s.inputs, autocast=autocast) if measured else None
+    notes = (*s.notes, *traced.notes, *found.notes)
+    return CheckReport(s.name, shapes, found.proof, found.figures, counted, notes, traced.opaque, traced.lines)
 
 
 @dataclass(frozen=True)
@@ -149,8 +133,8 @@ def rewritten(
     s = subject_of(source)
     both = trace(s.model, s.inputs, both_modes=True)
     own = both.own or trace(s.model, s.inputs)
-    found = _found(s, own, s.model)
-    before, schedule = _report(s, own, s.model, measured, found), None
+    found = analyze(own.gm, s.inputs, opaque=own.opaque, real=s.model)
+    before, schedule = _report(s, own, s.model, measured, found=found), None
     if plan is not None:
         document = read_plan(plan)
         chosen, schedule = Plan.of(options_in(document)), schedule_in(document)
@@ -158,7 +142,7 @@ def rewritten(
     for name in [n for n, _ in (schedule or {}).get("stages", ())]:
         if name not in {n.name for n, _ in crossings(ordered(traced.gm))}:
             raise FloorplanError(f"--plan: {name} is no place to cut {s.name}; the plan is of another model")
-    after = _report(s, traced, traced.gm, measured, _found(s, traced, traced.gm))
+    after = _report(s, traced, traced.gm, measured)
     after = replace(after, subject="rewritten", rank=chosen.options.rank, log=log, method=chosen.method)
     traced.gm.meta["floorplan"] = recorded(chosen, s.inputs) | ({"schedule": schedule} if schedule else {})
     return Rewritten(traced.gm, RewriteReport(before, after, chosen.as_dict()))

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
+from operator import attrgetter, methodcaller
 from types import FrameType
 from typing import Any, cast
 from unittest.mock import patch
@@ -55,29 +56,16 @@ COMPILED_CALL = "_compiled_call_impl"  # what Module.compile() puts in place of 
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 
 
-def parameters_of(m: nn.Module) -> dict[str, nn.Parameter | None]:
-    """The module's own parameters; what is written into the dict is registered."""
-    return m._parameters
-
-
-def buffers_of(m: nn.Module) -> dict[str, Tensor | None]:
-    """The module's own buffers; what is written into the dict is registered."""
-    return m._buffers
-
-
-def children_of(m: nn.Module) -> dict[str, nn.Module | None]:
-    """The module's own submodules, those under two names twice."""
-    return m._modules
+# A module's own, without those of its submodules: what is written into these is registered.
+parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
+buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
+children_of: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")  # two names: twice
+transient_of: Callable[[nn.Module], set[str]] = attrgetter("_non_persistent_buffers_set")  # not in a state_dict
 
 
 def tensors_of(m: nn.Module) -> dict[str, Tensor | None]:
     """The module's own parameters and buffers."""
     return {**m._parameters, **m._buffers}
-
-
-def transient_of(m: nn.Module) -> set[str]:
-    """Names of the buffers that a state_dict leaves out; what is added to the set is left out too."""
-    return m._non_persistent_buffers_set
 
 
 def hooks_of(m: nn.Module) -> dict[str, list[Callable[..., Any]]]:
@@ -91,29 +79,21 @@ def has_gradient_hook(t: Tensor) -> bool:
     return bool(t._backward_hooks or cast(Any, t)._post_accumulate_grad_hooks)
 
 
-def eager_of(compiled: nn.Module) -> nn.Module:
-    """The module behind what torch.compile made of it."""
-    return compiled.get_submodule("_orig_mod")
+eager_of: Callable[[nn.Module], nn.Module] = methodcaller("get_submodule", "_orig_mod")  # behind a compiled module
 
 
 # --- tensors and autograd
 
+saved_hooks: Callable[[], Hooks | None]  # the saved-tensor hooks in force, the innermost ones
+saved_hooks = partial(torch._C._autograd._top_saved_tensors_default_hooks, False)
 next_number = _get_sequence_nr  # what autograd will number its next node
+version_of: Callable[[Tensor], int] = attrgetter("_version")  # how often a tensor has been written to
+number_of: Callable[[Any], int] = methodcaller("_sequence_nr")  # what autograd numbered one of its nodes as it made it
 
 
 def storage_key(t: Tensor) -> int:
     """Identity of the storage behind t, valid while it is alive."""
     return int(t.untyped_storage()._cdata)
-
-
-def version_of(t: Tensor) -> int:
-    """How often a tensor has been written to."""
-    return t._version
-
-
-def number_of(node: Any) -> int:
-    """The number that autograd gave one of its nodes when the forward made it."""
-    return int(node._sequence_nr())
 
 
 def running_number() -> int | None:
@@ -141,11 +121,6 @@ def saving(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> It
         yield
 
 
-def saved_hooks() -> Hooks | None:
-    """The saved-tensor hooks in force, the innermost ones."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
-
-
 def checkpointing() -> bool:
     """Whether torch.utils.checkpoint is computing what runs now, reentrant or not, by whatever name it was called."""
     frame: FrameType | None = sys._getframe(1)
@@ -170,6 +145,8 @@ READ_NUMBER = torch.ops.aten._local_scalar_dense.default  # .item()
 BATCH_NORMS = (torch.ops.aten._native_batch_norm_legit.default, torch.ops.aten._native_batch_norm_legit.no_stats)
 ADAPTIVE_BACKWARD = {2: torch.ops.aten._adaptive_avg_pool2d_backward, 3: torch.ops.aten._adaptive_avg_pool3d_backward}
 OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+schema_of: Callable[[Any], Any] = attrgetter("_schema")  # name, overload_name, arguments and returns of an op
+op_names = torch._C._dispatch_get_all_op_names  # as NAMESPACE::NAME[.OVERLOAD], without TorchScript's own: aten::save
 
 
 def wants_values(e: Exception) -> bool:
@@ -194,21 +171,11 @@ class SymbolEnv(ShapeEnv):
             super()._set_replacement(a, tgt, msg)
 
 
-def schema_of(op: Any) -> Any:
-    """Name, overload_name, arguments and returns of an op."""
-    return op._schema
-
-
 @cache
 def upsamplings() -> tuple[str, ...]:
     """Names of torch's forward upsampling ops, antialiasing and exact ones too."""
     names = (n.removeprefix("aten::").split(".")[0] for n in op_names() if n.startswith("aten::"))
     return tuple(sorted({n for n in names if "upsample_" in n and "backward" not in n}))
-
-
-def op_names() -> list[str]:
-    """Every registered op as NAMESPACE::NAME[.OVERLOAD]; TorchScript's own, such as aten::save, are not among them."""
-    return torch._C._dispatch_get_all_op_names()
 
 
 def kernel_of(op: Any) -> Any:
@@ -226,11 +193,7 @@ def slow_transposed(args: Iterable[Any]) -> bool:
 
 PROXY_FIELDS = frozenset(("tracer", "node", "root", "attr", "_node"))  # what fx itself sets on its proxies
 CONSTANT = "_tensor_constant"  # how the attributes begin that fx makes of constant tensors
-
-
-def is_erased(node: fx.Node) -> bool:
-    """Whether a node was taken out of its graph."""
-    return node._erased
+is_erased: Callable[[fx.Node], bool] = attrgetter("_erased")  # whether a node was taken out of its graph
 
 
 def renew(a: fx.proxy.Attribute) -> None:

@@ -520,5 +520,6 @@ def test_each_door_has_a_test() -> None:
     made = {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     made |= {a.asname for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names if a.asname}
     made |= {t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
+    made |= {n.target.id for n in tree.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
     opened = {n.attr for n in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(n, ast.Attribute)}
     assert {m for m in made if not m.startswith("_")} - {"Hooks"} <= opened

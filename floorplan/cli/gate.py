@@ -18,20 +18,11 @@ from floorplan.errors import FloorplanError
 from floorplan.ledger.criterion import AT_FLOOR
 from floorplan.ledger.report import CheckReport
 
-KINDS = {
-    "model": str,
-    "rank": int,
-    "sites": str,
-    "input": list,
-    "batch": int,
-    "max_saved": int,
-    "weights": str,
-    "allow": list,
-    "mode": str,
-}
+_KEYS = {str: "model sites weights mode", int: "rank batch max_saved", list: "input allow"}
+KINDS = {key: kind for kind, keys in _KEYS.items() for key in keys.split()}
 OPTIONS = KINDS.keys() - {"model", "input", "max_saved"}  # of floorplan.check
 INNER = {"input": int, "allow": str}
-WORDS = {k: {str: "a string", int: "a whole number", list: "a list"}[t] for k, t in KINDS.items()}
+WORDS = {str: "a string", int: "a whole number", list: "a list"}
 
 
 def entries_of(path: Path) -> list[dict[str, Any]]:
@@ -60,7 +51,7 @@ def _fault(entry: Any) -> str:
     for key, value in entry.items():
         inner = value if KINDS[key] is list else []
         if type(value) is not KINDS[key] or any(type(v) is not INNER[key] for v in inner):
-            return f"`{key}` must be {WORDS[key]}"
+            return f"`{key}` must be {WORDS[KINDS[key]]}"
     return ""
 
 
@@ -73,10 +64,9 @@ def run(path: Path, say: Callable[[str], None]) -> list[str]:
         except FloorplanError as error:
             ok, line, report = False, f"cannot be checked: {error}", None
         say(f"{'ok  ' if ok else 'FAIL'} {e['model']}: {line}")
-        if not ok:
-            failed.append(e["model"])
-            if report is not None:
-                say(str(report))
+        failed += [] if ok else [e["model"]]
+        if report is not None and not ok:
+            say(str(report))
     return failed
 
 
@@ -84,7 +74,5 @@ def _check(e: dict[str, Any]) -> tuple[bool, str, CheckReport]:
     shapes = [tuple(e["input"])] if "input" in e else None
     report = api.check(e["model"], shapes=shapes, **{k: v for k, v in e.items() if k in OPTIONS})
     saved, limit = report.predicted.saved, e.get("max_saved")
-    line = f"{report.verdict}, {saved:,} bytes kept"
-    too_much = limit is not None and saved > limit
-    line += f", more than {limit:,}" if too_much else ""
-    return report.verdict == AT_FLOOR and not too_much, line, report
+    more = f", more than {limit:,}" if limit is not None and saved > limit else ""
+    return report.verdict == AT_FLOOR and not more, f"{report.verdict}, {saved:,} bytes kept{more}", report

@@ -10,27 +10,8 @@ import typer
 
 from floorplan import api
 from floorplan.cli import gate
-from floorplan.cli.options import (
-    Allow,
-    Batch,
-    Force,
-    Loss,
-    Measure,
-    MethodOptions,
-    ModelOptions,
-    Out,
-    Outputs,
-    Rank,
-    RankSet,
-    SiteOptions,
-    Trust,
-    Weights,
-    busy,
-    dtype_of,
-    names,
-    numbers,
-    spelled_out,
-)
+from floorplan.cli import options as opt
+from floorplan.cli.options import busy, spelled_out
 from floorplan.cli.plan import plan
 from floorplan.cli.remat import remat
 from floorplan.errors import FloorplanError
@@ -57,12 +38,12 @@ app = typer.Typer(
 @app.command()
 @spelled_out
 def check(
-    given: ModelOptions,
-    how: MethodOptions,
-    to: Outputs,
-    rank: Rank = None,
-    batch: Batch = None,
-    measure: Measure = False,
+    given: opt.ModelOptions,
+    how: opt.MethodOptions,
+    to: opt.Outputs,
+    rank: opt.Rank = None,
+    batch: opt.Batch = None,
+    measure: opt.Measure = False,
     autocast: Annotated[str | None, typer.Option(help="Under autocast: bf16 or fp16.")] = None,
     mode: Annotated[str, typer.Option(help="Check the model in this mode: as saved, train or eval.")] = "saved",
     sarif_file: Annotated[
@@ -76,7 +57,7 @@ def check(
     to.add(sarif_file, lambda report: json.dumps(sarif.document(report), indent=1))
     to.ready(given.model)
     with busy(f"checking {given.model}"):
-        source, dtype = given.source(batch), dtype_of(autocast)
+        source, dtype = given.source(batch), opt.dtype_of(autocast)
         report = api.checked(source, rank, how.plan(rank or 1), measure, dtype, mode)
     to.write(report)
     raise typer.Exit(report.exit_code)
@@ -85,16 +66,16 @@ def check(
 @app.command()
 @spelled_out
 def rewrite(
-    given: ModelOptions,
-    how: MethodOptions,
-    to: Outputs,
-    output: Out,
-    rank: RankSet = 2,
-    batch: Batch = None,
+    given: opt.ModelOptions,
+    how: opt.MethodOptions,
+    to: opt.Outputs,
+    output: opt.Out,
+    rank: opt.RankSet = 2,
+    batch: opt.Batch = None,
     plan: Annotated[
         str | None, typer.Option("--plan", help="A plan.json: its rank, sites, method and seed, and its schedule.")
     ] = None,
-    force: Force = False,
+    force: opt.Force = False,
 ) -> None:
     """Adapt a model with MemFLoRA, verify every pass, and write it with its report beside it."""
     target = ensure_writable(output, force)
@@ -114,10 +95,10 @@ def merge(
     adapted: Annotated[str, typer.Argument(help="An adapted.pt.")],
     output: Annotated[str, typer.Option("-o", "--output", help="The plain model, or the state_dict.")],
     into: Annotated[str | None, typer.Option(help="Write a state_dict of this source model instead.")] = None,
-    force: Force = False,
-    weights: Weights = None,
-    allow: Allow = None,
-    trust: Trust = False,
+    force: opt.Force = False,
+    weights: opt.Weights = None,
+    allow: opt.Allow = None,
+    trust: opt.Trust = False,
 ) -> None:
     """Merge the adapters of an adapted.pt into plain torch layers, verified before it is written."""
     if into is None and (weights is not None or trust):
@@ -131,23 +112,23 @@ def merge(
 @app.command()
 @spelled_out
 def compare(
-    given: ModelOptions,
-    where: SiteOptions,
-    to: Outputs,
+    given: opt.ModelOptions,
+    where: opt.SiteOptions,
+    to: opt.Outputs,
     methods: Annotated[str, typer.Option(help="Comma-separated: " + ", ".join(METHODS) + ".")] = "full,lora-c,memflora",
     rank: Annotated[str, typer.Option(help="Ranks, comma-separated.")] = "2",
     batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "8",
-    loss: Loss = "cross_entropy",
-    measure: Measure = False,
+    loss: opt.Loss = "cross_entropy",
+    measure: opt.Measure = False,
     plot: Annotated[str | None, typer.Option("--plot", help="Draw it: a .png, .svg or .pdf file.")] = None,
 ) -> None:
     """What each method keeps, holds and multiplies in one training step, side by side."""
     to.ready(given.model, files=[plot])
     if plot:
         ensure_drawable(plot)
-    plans = plans_of(names(methods), numbers("--rank", rank), where.options())
+    plans = plans_of(opt.names(methods), opt.numbers("--rank", rank), where.options())
     with busy(f"comparing methods on {given.model}"):
-        found = compared(given.source(), plans, numbers("--batch", batch), loss, measure)
+        found = compared(given.source(), plans, opt.numbers("--batch", batch), loss, measure)
         if plot:
             pictures.draw(found, plot)
     to.write(found)
@@ -156,12 +137,12 @@ def compare(
 @app.command()
 @spelled_out
 def why(
-    given: ModelOptions,
+    given: opt.ModelOptions,
     node: Annotated[str, typer.Argument(help="A node or module name, such as layer3.2.conv2.")],
-    how: MethodOptions,
-    to: Outputs,
-    rank: Rank = None,
-    batch: Batch = None,
+    how: opt.MethodOptions,
+    to: opt.Outputs,
+    rank: opt.Rank = None,
+    batch: opt.Batch = None,
 ) -> None:
     """Explain one node: what it keeps, the formula, why autograd keeps it, what would remove it."""
     to.ready(given.model)

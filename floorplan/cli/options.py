@@ -133,10 +133,9 @@ def spelled_out(command: Callable[..., None]) -> Callable[..., None]:
         made = {name: group(**{k: given.pop(k) for k in options[name]}) for name, group in groups.items()}
         command(**made, **given)
 
-    flat = [q for name, p in own.items() for q in options.get(name, {name: p}).values()]
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [q.replace(kind=inspect.Parameter.KEYWORD_ONLY) for q in flat]
-    )
+    flat = (q for name, p in own.items() for q in options.get(name, {name: p}).values())
+    signature = inspect.Signature([q.replace(kind=inspect.Parameter.KEYWORD_ONLY) for q in flat])
+    run.__signature__ = signature  # type: ignore[attr-defined]
     return run
 
 

@@ -72,30 +72,23 @@ def prove(gm: fx.GraphModule, fakes: Fakes, run: Run, opaque: Mapping[str, str])
     namer = Namer(fakes)
     entries = tuple(_entry(s, gm, namer, opaque) for s in run.saved if namer.expr(s.nbytes) != 0)
     kinds = {e.verdict for e in entries if e.owner == "kept"}
-    batch_lost = [v for v in namer.pinned if v.startswith("B ")]
-    verdict = ABOVE_FLOOR if "above" in kinds else UNPROVEN if "unproven" in kinds else AT_FLOOR
-    if verdict == AT_FLOOR and batch_lost:
-        verdict = UNPROVEN
+    unproven = "unproven" in kinds or any(v.startswith("B ") for v in namer.pinned)
+    verdict = ABOVE_FLOOR if "above" in kinds else UNPROVEN if unproven else AT_FLOOR
     return Proof(verdict, entries, namer.values(), namer.layers, namer.assumptions())
 
 
 def _entry(s: Saved, gm: fx.GraphModule, namer: Namer, opaque: Mapping[str, str]) -> Entry:
     size, shape = namer.expr(s.nbytes), [namer.expr(d) for d in s.shape]
-    packed = is_packed(s)
+    packed, same = is_packed(s), ("node", "op", "module", "owner", "storage", "hidden")
     if (plain := namer.product(size, shape, s.dtype.itemsize)) is not None:
         size = plain
-    pillar = pillars.pillar_of(s, gm, packed)
     verdict, reason = _judge(s, gm, namer, size, shape, opaque)
     return Entry(
-        node=s.node,
-        op=s.op,
-        module=s.module,
-        pillar=pillar,
-        owner=s.owner,
+        **{name: getattr(s, name) for name in same},
+        pillar=pillars.pillar_of(s, gm, packed),
         shape=tuple(namer.show(d) for d in shape),
         dtype=str(s.dtype).removeprefix("torch."),
         bits_per_element=pillars.packed_bits(s, gm) if packed else 8.0 * s.dtype.itemsize,
-        storage=s.storage,
         nbytes=namer.at(size),
         tensor_bytes=namer.at(namer.expr(s.tensor_bytes)),
         expr=namer.formula(size, shape, s.dtype.itemsize),
@@ -104,7 +97,6 @@ def _entry(s: Saved, gm: fx.GraphModule, namer: Namer, opaque: Mapping[str, str]
         verdict=verdict,
         reason=reason,
         fix="" if verdict in ("floor", "apart") else pillars.fix_for(s, gm),
-        hidden=s.hidden,
     )
 
 

@@ -23,22 +23,18 @@ POSITIONS: dict[int, tuple[tuple[int, ...], ...]] = {
 def make_inputs(model: nn.Module, shapes: Sequence[Sequence[int]], batch: int) -> tuple[Tensor, ...]:
     """Random inputs of (batch, *shape) each, in the model's dtype and on its device."""
     like = next((t for t in [*model.parameters(), *model.buffers()] if t.is_floating_point()), None)
-    dtype = like.dtype if like is not None else torch.get_default_dtype()
-    device = like.device if like is not None else torch.device("cpu")
+    dtype, device = (torch.get_default_dtype(), torch.device("cpu")) if like is None else (like.dtype, like.device)
     g = torch.Generator().manual_seed(0)
-    return tuple(
-        torch.randn(batch, *s, generator=g, dtype=torch.float32).to(device=device, dtype=dtype) for s in shapes
-    )
+    return tuple(torch.randn(batch, *s, generator=g, dtype=torch.float32).to(device, dtype) for s in shapes)
 
 
 def infer_shape(model: nn.Module) -> tuple[tuple[int, ...], str]:
     """(shape without batch, how it was found). FloorplanError if nothing fits."""
     for shape, how in _candidates(model):
-        if _accepts(model, [shape]):
+        if _takes(model, make_inputs(model, [shape], 2)):
             return shape, how
-    raise FloorplanError(
-        "input: no size could be inferred from the model's layers; give --input C,H,W (one for each input)"
-    )
+    lost = "no size could be inferred from the model's layers"
+    raise FloorplanError(f"input: {lost}; give --input C,H,W (one for each input)")
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[tuple[int, ...], str]]:
@@ -47,16 +43,14 @@ def _candidates(model: nn.Module) -> Iterator[tuple[tuple[int, ...], str]]:
     config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     if isinstance(config, dict) and config.get("input_size"):
         yield tuple(config["input_size"]), "the model's pretrained_cfg"
-    conv = next((m for m in model.modules() if _spatial(m)), None)
-    if conv is not None:
+    if (conv := next((m for m in model.modules() if _spatial(m)), None)) is not None:
         nd, channels = _spatial(conv), int(cast(Any, conv).in_channels)
         how = f"a first conv of {channels} channels and a size that the whole model accepts"
         for position, c in itertools.product(POSITIONS[nd], dict.fromkeys((channels, 1, 3))):
             yield (c, *position), how
         for (n,) in POSITIONS[1]:
             yield (channels, n), how
-    linear = next((m for m in model.modules() if isinstance(m, nn.Linear)), None)
-    if linear is not None:
+    if (linear := next((m for m in model.modules() if isinstance(m, nn.Linear)), None)) is not None:
         yield (linear.in_features,), f"a first Linear of {linear.in_features} features"
 
 
@@ -68,12 +62,8 @@ def _spatial(m: Any) -> int:
     return 0
 
 
-def _accepts(model: nn.Module, shapes: Sequence[Sequence[int]]) -> bool:
-    """Whether a batch of two of these shapes goes through the model, as far as fake tensors tell."""
-    return _takes(model, make_inputs(model, shapes, 2))
-
-
 def _takes(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
+    """Whether these go through the model, as far as fake tensors tell."""
     try:
         concrete_fakes(model, inputs).forward()
     except Exception as e:  # whatever a model raises, it does not accept this size
@@ -83,10 +73,8 @@ def _takes(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
 
 def smaller_inputs(gm: nn.Module, inputs: Sequence[Any], side: int = 64) -> tuple[Any, ...]:
     """Inputs for verification: batch 2 and positions of at most `side`, if the graph accepts them."""
-    whole, small = (
-        _of_two(gm, inputs, max((t.numel() for t in tensors_in(tuple(inputs))), default=0)),
-        shrunk(gm, inputs, side),
-    )
+    most = max((t.numel() for t in tensors_in(tuple(inputs))), default=0)
+    whole, small = _of_two(gm, inputs, most), shrunk(gm, inputs, side)
     if whole is None or not _takes(gm, whole):
         return tuple(inputs)  # its first axis is no batch, or comes in whole groups
     return small if small is not None and _takes(gm, small) else whole

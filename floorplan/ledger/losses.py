@@ -45,8 +45,6 @@ def total_of(out: Any, target: Any) -> Tensor:
 
 # Means that count their targets: what parts of a batch add up, and what the sum is divided by.
 COUNTED: dict[Loss, tuple[Loss, Callable[[Any], float]]] = {cross_entropy: (total_cross_entropy, counted)}
-
-
 LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "mse": mse, "sum": total_of}
 
 

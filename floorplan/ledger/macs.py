@@ -71,10 +71,9 @@ BACKWARD = {torch.ops.aten.convolution_backward: _conv_backward}
 class _Multiplied(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Flops of a step by direction, as torch counts its ops."""
 
-    def __init__(self, tracker: StorageTracker) -> None:
+    def __init__(self, tracker: StorageTracker, flops: Counter[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tracker = tracker
-        self.flops: Counter[str] = Counter()
+        self.tracker, self.flops = tracker, flops
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -89,14 +88,8 @@ class _Multiplied(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def own_macs(step: Step) -> dict[str, int]:
     """Multiply-adds of one fake step, as torch counts its ops: forward, backward and replay."""
-    seen: list[_Multiplied] = []
-
-    def within(tracker: StorageTracker) -> _Multiplied:
-        seen.append(_Multiplied(tracker))
-        return seen[0]
-
-    run(step, Watch(nodes=False, within=within))
-    flops = seen[0].flops
+    flops: Counter[str] = Counter()
+    run(step, Watch(nodes=False, within=lambda tracker: _Multiplied(tracker, flops)))
     found = {"forward": flops["forward"] + flops["loss"], "backward": flops["backward"]}
     found |= {"replay": flops["replay"]} if step.replays else {}
     return {k: n // 2 for k, n in found.items()}

@@ -38,11 +38,8 @@ def keepers_of(loss: Tensor | None, tracker: StorageTracker) -> dict[int, str]:
     first: dict[int, int] = {}
     for node in _graph_of(loss):
         number = number_of(node)
-        if tracker.maker_of(number) is None:
-            continue
-        for t in _saved_by(node):
-            index = tracker.alive.get(storage_key(t))
-            if index is not None:
+        for t in _saved_by(node) if tracker.maker_of(number) is not None else ():
+            if (index := tracker.alive.get(storage_key(t))) is not None:
                 first[index] = min(number, first.get(index, number))
     return {index: tracker.maker_of(number) or "" for index, number in first.items()}
 

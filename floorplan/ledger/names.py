@@ -36,9 +36,7 @@ class Namer:
     def expr_of(self, e: sympy.Expr) -> sympy.Expr:
         """An expression of the run's symbols in ours, with what the run learned about them."""
         env = self.fakes.env
-        if env is not None:
-            e = env.written_out(e)
-        return e.xreplace(self.fakes.names)
+        return (e if env is None else env.written_out(e)).xreplace(self.fakes.names)
 
     def expr(self, size: Any) -> sympy.Expr:
         """A size (int or SymInt) in our symbols."""
@@ -105,16 +103,13 @@ class Namer:
     def _formula(self, size: sympy.Expr, shape: list[sympy.Expr], itemsize: int) -> str:
         dims = [self._alias(d) for d in shape]
         if size != itemsize * sympy.prod(shape) or (len(shape) == 1 and shape[0].args):
-            return self._pretty(size)
+            if not (isinstance(size, FloorDiv) and size.args[1].is_number):
+                return self._shorten(size)
+            base, divisor = size.args
+            return f"ceil({self._shorten(base - (divisor - 1))}/{divisor})"
         number = itemsize * sympy.prod([d for d in dims if d.is_number])
         rest = [str(d) if d.is_Symbol else f"({d})" for d in dims if not d.is_number]
         return "*".join([str(number), *rest])
-
-    def _pretty(self, e: sympy.Expr) -> str:
-        if isinstance(e, FloorDiv) and e.args[1].is_number:
-            base, divisor = e.args
-            return f"ceil({self._shorten(base - (divisor - 1))}/{divisor})"
-        return self._shorten(e)
 
     def _shorten(self, e: sympy.Expr) -> str:
         """The expression with positions under their short names, factored where that is cheap."""
@@ -127,12 +122,8 @@ class Namer:
     @cached_property
     def pinned(self) -> list[str]:
         """Symbols that the run turned into numbers."""
-        out = []
-        for theirs, ours in self.fakes.names.items():
-            value = self.expr_of(theirs)
-            if value.is_number:
-                out.append(f"{ours.name} = {value}")
-        return out
+        values = ((ours, self.expr_of(theirs)) for theirs, ours in self.fakes.names.items())
+        return [f"{ours.name} = {value}" for ours, value in values if value.is_number]
 
     @cached_property
     def pinned_widths(self) -> dict[str, int]:
@@ -149,9 +140,7 @@ class Namer:
 
     def values(self) -> dict[str, int]:
         """Every name used, with its value at the sizes asked for."""
-        named = dict(self.fakes.values)
-        named.update({a.name: self.at(e) for e, a in self.aliases.items()})
-        return named
+        return {**self.fakes.values, **{a.name: self.at(e) for e, a in self.aliases.items()}}
 
     def guards(self) -> list[sympy.Expr]:
         """The guards that the run added, in our symbols."""
@@ -163,15 +152,11 @@ class Namer:
         out = [f"{p} (pinned by the model)" for p in self.pinned]
         maps = 0
         for e in self.guards():
-            if not isinstance(e, sympy.Eq) and (_is_small(e) or all(self.is_position(x) for x in e.free_symbols)):
+            small = isinstance(e, sympy.core.relational.Relational) and any(a in (1, 2) for a in e.args)
+            if not isinstance(e, sympy.Eq) and (small or all(self.is_position(x) for x in e.free_symbols)):
                 maps += 1
             elif not (isinstance(e, sympy.Eq) and any(a.is_number for a in e.args)):
                 out.append(str(e))
         if maps:
             out.append(f"positions stay on this side of {maps} size guards (maps larger than one element)")
         return tuple(out)
-
-
-def _is_small(e: sympy.Expr) -> bool:
-    """Whether a guard compares with 1 or 2: a map has more than one element."""
-    return isinstance(e, sympy.core.relational.Relational) and any(a in (1, 2) for a in e.args)

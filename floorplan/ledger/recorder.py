@@ -3,7 +3,7 @@
 import gc
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,8 +53,7 @@ class Recorder:
         self, tracker: StorageTracker, state: list[Tensor], inputs: list[Tensor], counts: bool, writes: bool = False
     ) -> None:
         self.tracker = tracker
-        self.owners = {storage_key(t): "input" for t in inputs}
-        self.owners.update({storage_key(t): "state" for t in state})
+        self.owners = {storage_key(t): "input" for t in inputs} | {storage_key(t): "state" for t in state}
         self.saved: list[Saved] = []
         self.numbers: dict[tuple[str, int], int] = {}
         self.ops: dict[str, tuple[str, str]] = {}
@@ -86,12 +85,10 @@ class Recorder:
             self._count(int(g.numel() * g.element_size()))
 
         leaves = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
-        handles = [p.register_hook(produced) for p in leaves] if self.counts else []  # type: ignore[no-untyped-call]
-        try:
+        with ExitStack() as hooks:
+            for p in leaves if self.counts else ():
+                hooks.enter_context(p.register_hook(produced))  # type: ignore[no-untyped-call]
             yield
-        finally:
-            for h in handles:
-                h.remove()
 
     def _count(self, change: int) -> None:
         self.now += change
@@ -104,25 +101,18 @@ class Recorder:
 
     def _pack(self, t: Tensor) -> Any:
         """Note a tensor and hold its storage, as autograd would; the tensor itself only if it will be asked for."""
-        key, held = storage_key(t), self._held(t)
-        if self.counts and self.owners.get(key) != "state":
-            self._count(t.numel() * t.element_size())
+        key, held, node = storage_key(t), self._held(t), self.tracker.node
+        owner, size = self.owners.get(key, "kept"), t.numel() * t.element_size()
+        if self.counts and owner != "state":
+            self._count(size)
         live = self.tracker.alive.get(key)
         if live is not None and isinstance(held, Tensor):
-            self.versions.append((weakref.ref(held), version_of(held), self.tracker.node))
-        self.saved.append(
-            Saved(
-                self.tracker.node,
-                *self.ops.get(self.tracker.node, (self.tracker.node, "")),
-                shape=tuple(t.shape),
-                dtype=t.dtype,
-                storage=self._number(*(("address", key) if live is None else ("life", live))),
-                owner=self.owners.get(key, "kept"),
-                maker="" if live is None else self.tracker.timeline.lives[live].op,
-                nbytes=t.untyped_storage().nbytes(),
-                tensor_bytes=t.numel() * t.element_size(),
-            )
-        )
+            self.versions.append((weakref.ref(held), version_of(held), node))
+        number = self._number("address", key) if live is None else self._number("life", live)
+        maker = "" if live is None else self.tracker.timeline.lives[live].op
+        op, module = self.ops.get(node, (node, ""))
+        whole = t.untyped_storage().nbytes()
+        self.saved.append(Saved(node, op, module, tuple(t.shape), t.dtype, number, owner, maker, whole, size))
         return held
 
     def _held(self, t: Tensor) -> Any:
@@ -139,8 +129,7 @@ class Recorder:
     def census(self, loss: Tensor | None, hooked: bool) -> set[int]:
         """Storages alive after the forward, in the timeline's numbers, outputs let go and loss apart.
 
-        With hooks on, those the hooks never saw are recorded as hidden, and what died again with an
-        unread result is struck out.
+        With hooks on, those they never saw are recorded as hidden; what died with an unread result is struck out.
         """
         gc.collect()
         skip = None if loss is None else self.tracker.alive.get(storage_key(loss))
@@ -158,17 +147,5 @@ class Recorder:
 
     def _hidden(self, life: Life, index: int) -> Saved:
         op, module = self.ops.get(life.node, (life.node, ""))
-        number = self._number("life", index)
-        return Saved(
-            life.node,
-            op,
-            module,
-            life.shape,
-            life.dtype,
-            number,
-            "kept",
-            life.op,
-            life.nbytes,
-            life.nbytes,
-            hidden=True,
-        )
+        number, size = self._number("life", index), life.nbytes
+        return Saved(life.node, op, module, life.shape, life.dtype, number, "kept", life.op, size, size, hidden=True)

@@ -1,5 +1,6 @@
 """Reports: one object a command returns, printed as tables and written as JSON, Markdown or SARIF."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,47 +86,41 @@ class CheckReport(Report):
 
     def as_json(self) -> dict[str, Any]:
         """The document of `--json`, schema floorplan.check/1."""
-        return {
-            "schema": "floorplan.check/1",
-            "verdict": self.verdict,
-            "subject": self.subject,
-            "model": self.name,
-            "method": self.method or ("memflora" if self.rank else None),
-            "rank": self.rank,
-            "batch": self.inputs[0][0] if self.inputs and self.inputs[0] else None,
-            "input": [list(i[1:]) for i in self.inputs],
-            "versions": versions(),
-            "assumptions": list(self.proof.assumptions),
-            "notes": list(self.notes),
-            "symbols": self.proof.symbols,
-            "layers": self.proof.layers,
-            "predicted": {**self.predicted.as_dict(), "saved_expr": self.saved_expr()},
-            "measured": self.measured.as_dict() if self.measured else None,
-            "difference": self.difference,
-            "pillars": self.pillars,
-            "tensors": [entry_json(e) for e in self.tensors],
-            "passes": {
-                name: [{"node": s.node, "refused": s.refused, "note": s.note} for s in sites]
-                for name, sites in self.log.items()
-            },
-        }
+        proof, method = self.proof, self.method or ("memflora" if self.rank else None)
+        batch = self.inputs[0][0] if self.inputs and self.inputs[0] else None
+        what = {"schema": "floorplan.check/1", "verdict": self.verdict, "subject": self.subject, "model": self.name}
+        how = {"method": method, "rank": self.rank, "batch": batch, "input": [list(i[1:]) for i in self.inputs]}
+        rests = {"versions": versions(), "assumptions": list(proof.assumptions), "notes": list(self.notes)}
+        predicted = {**self.predicted.as_dict(), "saved_expr": self.saved_expr()}
+        measured = self.measured.as_dict() if self.measured else None
+        figures = {"predicted": predicted, "measured": measured, "difference": self.difference}
+        kept = {"pillars": self.pillars, "tensors": [entry_json(e) for e in self.tensors]}
+        row = ("node", "refused", "note")
+        passes = {name: [{k: getattr(s, k) for k in row} for s in sites] for name, sites in self.log.items()}
+        names = {"symbols": proof.symbols, "layers": proof.layers}
+        return {**what, **how, **rests, **names, **figures, **kept, "passes": passes}
 
     def saved_expr(self) -> str:
         """All kept bytes as one sum."""
         once = {e.storage: e.expr for e in reversed(self.proof.kept)}
-        return _sum(list(once.values())[::-1])
+        terms = Counter(reversed(once.values()))
+        return " + ".join(f"{n}*({t})" if n > 1 else t for t, n in terms.items()) or "0"
 
     def parts(self) -> Iterator[str | Table]:
         """Figures, pillars and guilty tensors, and the verdict with what it rests on."""
         what = "as it stands" if self.subject == "as-is" else f"as `rewrite --rank {self.rank}` would adapt it"
         yield from (f"{self.name} ({what}), input {', '.join(str(list(i)) for i in self.inputs)}", "")
-        yield from (_figures(self), _pillars(self), _guilty(self))
-        yield from _legend(self)
+        yield from (_figures(self), _pillars(self))
+        count = len(self.proof.guilty)  # few are printed; a CSV has all tensors, the guilty first
+        foot = f"… and {count - TOP} more (--json has all)" if count > TOP else ""
+        yield tensor_table(sorted(self.tensors, key=lambda e: e.verdict in ("floor", "apart")), min(count, TOP), foot)
+        proof, used = self.proof, {x for e in self.proof.guilty[:TOP] for x in e.width_symbols}
+        if names := [f"{n} = {proof.symbols[n]} ({layer})" for n, layer in proof.layers.items() if n in used]:
+            yield f"widths: {', '.join(names)}"
         yield from (f"note: {n}" for n in dict.fromkeys(self.notes))
-        assumed = self.proof.assumptions
-        yield from (f"assumes: {a}" for a in assumed[:8])
-        if len(assumed) > 8:
-            yield f"assumes: … and {len(assumed) - 8} more (--json has all)"
+        yield from (f"assumes: {a}" for a in proof.assumptions[:8])
+        if (more := len(proof.assumptions) - 8) > 0:
+            yield f"assumes: … and {more} more (--json has all)"
         yield f"verdict: {self.verdict}{_verdict_words(self)}"
 
 
@@ -138,13 +133,6 @@ def entry_json(e: Entry) -> dict[str, Any]:
 
 def _joined(total: str, more: str) -> str:
     return f"{total} + {more}" if len(total) < 2000 else total.removesuffix(" + …") + " + …"
-
-
-def _sum(terms: Sequence[str]) -> str:
-    counts: dict[str, int] = {}
-    for t in terms:
-        counts[t] = counts.get(t, 0) + 1
-    return " + ".join(f"{n}*({t})" if n > 1 else t for t, n in counts.items()) or "0"
 
 
 def _figures(r: CheckReport) -> Table:
@@ -164,19 +152,10 @@ def _pillars(r: CheckReport) -> Table:
 def tensor_table(entries: Sequence[Entry], shown: int, foot: str = "") -> Table:
     """One row a tensor; the first so many are printed, their last columns are not."""
     more = ("module", "owner", "dtype", "bits_per_element", "storage", "expr", "verdict", "fix")
-    rows = [
-        [e.node, e.op, e.pillar, shape_text(e), nbytes(e.nbytes), e.reason, *(getattr(e, n) for n in more)]
-        for e in entries
-    ]
+    words = ((e, [e.node, e.op, e.pillar, shape_text(e), nbytes(e.nbytes), e.reason]) for e in entries)
+    rows = [[*cells, *(getattr(e, n) for n in more)] for e, cells in words]
     header = [Cell("node", "guilty node"), "op", "pillar", "shape", "bytes", "reason", *more]
     return Table("tensors", header, rows, (4,), foot=foot, shown=shown, columns=6)
-
-
-def _guilty(r: CheckReport) -> Table:
-    """The guilty, of which few are printed; a CSV has all tensors, the guilty first."""
-    count = len(r.proof.guilty)
-    foot = f"… and {count - TOP} more (--json has all)" if count > TOP else ""
-    return tensor_table(sorted(r.tensors, key=lambda e: e.verdict in ("floor", "apart")), min(count, TOP), foot)
 
 
 def _verdict_words(r: CheckReport) -> str:
@@ -188,12 +167,6 @@ def _verdict_words(r: CheckReport) -> str:
     words += [f"{unproven} could not be proved"] if unproven else []
     words += ["what is measured differs from what is predicted"] if not words and r.measured else []
     return f" ({', '.join(words)})" if words else ""
-
-
-def _legend(r: CheckReport) -> list[str]:
-    used = {x for e in r.proof.guilty[:TOP] for x in e.width_symbols}
-    names = [f"{n} = {r.proof.symbols[n]} ({r.proof.layers[n]})" for n in r.proof.layers if n in used]
-    return ["widths: " + ", ".join(names)] if names else []
 
 
 def shape_text(e: Entry) -> str:

@@ -46,8 +46,7 @@ def _about_batch(text: str) -> Any:
         guard = sympy.sympify(text, locals={"B": B})
     except (sympy.SympifyError, SyntaxError, TypeError, AttributeError):
         return None
-    about = getattr(guard, "free_symbols", None) == {B} and isinstance(guard, sympy.core.relational.Relational)
-    return guard if about else None
+    return guard if isinstance(guard, sympy.core.relational.Relational) and guard.free_symbols == {B} else None
 
 
 def _agrees(step: Step, proof: Proof, batch: int) -> bool:

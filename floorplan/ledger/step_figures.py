@@ -15,7 +15,7 @@ from floorplan.layers.adapter import adapters
 from floorplan.layers.layer import Adapter
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.figures import figures
-from floorplan.ledger.run import Run, Step, Watch, run
+from floorplan.ledger.run import Step, Watch, run
 from floorplan.trees import bytes_of_tensors, tensors_in
 
 
@@ -39,29 +39,11 @@ class StepFigures:
 
 def step_figures(step: Step, fake: bool = True) -> StepFigures:
     """The figures from two runs, one under hooks: on fakes of these sizes, or for real, all put back."""
-    counted, plain = (run(step, Watch(hooks=hooks, nodes=fake), fake) for hooks in (True, False))
-    return _figures(step, counted, plain)
-
-
-def replay_sites(gm: nn.Module, inputs: Sequence[Any]) -> list[memory.ReplaySite]:
-    """What each adapted MemFLoRA site of a replay holds, in the order of the forward."""
-    fakes, found = concrete_fakes(gm, inputs), []
-
-    def enter(m: nn.Module, args: tuple[Any, ...]) -> None:
-        if isinstance(m, Adapter) and (q := m.bottleneck(args[0])) is not None:
-            found.append(memory.ReplaySite(*(bytes_of_tensors([t]) for t in (q, m.get_buffer("P"), args[0]))))
-
-    for _, m in adapters(fakes.gm):
-        m.register_forward_pre_hook(enter)
-    fakes.forward()
-    return found
-
-
-def _figures(step: Step, counted: Run, plain: Run) -> StepFigures:
     gm = step.model
+    counted, plain = (run(step, Watch(hooks=hooks, nodes=fake), fake) for hooks in (True, False))
     found = figures(gm, counted, plain, list(tensors_in(step.given)))
     trained = bytes_of_tensors([p for p in gm.parameters() if p.requires_grad])
-    state, moments = bytes_of_tensors([*gm.parameters(), *gm.buffers()]), memory.optimizer_state(trained)
+    state = bytes_of_tensors([*gm.parameters(), *gm.buffers()])
     peak, of_projections = found.training_state_peak, 0
     refcount = memory.training_state_peak(state, trained, counted.refcount_peak)
     if step.replays:
@@ -76,6 +58,20 @@ def _figures(step: Step, counted: Run, plain: Run) -> StepFigures:
         training_state_peak_refcount=refcount,
         requested_peak=found.requested_peak,
         total=found.total + of_projections,
-        optimizer=moments + of_projections,
+        optimizer=memory.optimizer_state(trained) + of_projections,
         trainable_parameters=found.trainable_parameters,
     )
+
+
+def replay_sites(gm: nn.Module, inputs: Sequence[Any]) -> list[memory.ReplaySite]:
+    """What each adapted MemFLoRA site of a replay holds, in the order of the forward."""
+    fakes, found = concrete_fakes(gm, inputs), []
+
+    def enter(m: nn.Module, args: tuple[Any, ...]) -> None:
+        if isinstance(m, Adapter) and (q := m.bottleneck(args[0])) is not None:
+            found.append(memory.ReplaySite(*(bytes_of_tensors([t]) for t in (q, m.get_buffer("P"), args[0]))))
+
+    for _, m in adapters(fakes.gm):
+        m.register_forward_pre_hook(enter)
+    fakes.forward()
+    return found

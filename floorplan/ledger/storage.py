@@ -8,6 +8,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -47,11 +48,7 @@ class Timeline:
             change[life.born] += life.nbytes
             if life.died is not None:
                 change[life.died] -= life.nbytes
-        best = now = 0
-        for c in change:
-            now += c
-            best = max(best, now)
-        return best
+        return max(accumulate(change))
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -84,15 +81,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         at = bisect_right(self._entered, number, key=lambda e: e[0]) - 1
         return self._entered[at][1] if at >= 0 and number < self._forward_end else None
 
-    def _follow_autograd(self) -> None:
-        """Name the graph node whose backward runs; gradients are added up, and left on leaves, by the last one."""
-        running = running_number()
-        if running is not None and (name := self.maker_of(running)) is not None:
-            self.node = name
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.direction == "backward":
-            self._follow_autograd()
+        if self.direction == "backward" and (running := running_number()) is not None:
+            name = self.maker_of(running)  # gradients are added up, and left on leaves, by the last one
+            self.node = self.node if name is None else name
         if func is READ_NUMBER and self.direction == "optimizer" and isinstance(args[0], FakeTensor):
             return 1.0  # how many steps were taken: no size depends on it
         out = as_really_run(func, args, kwargs or {})
@@ -105,16 +97,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage, key = t.untyped_storage(), storage_key(t)
         if key in self.alive or key in self._ignored:
             return
-        line = self.timeline
+        line, shape, way = self.timeline, tuple(t.shape), self.direction
         self.alive[key] = len(line.lives)
-        line.lives.append(
-            Life(line.events, storage.nbytes(), self.node, op, tuple(t.shape), t.dtype, direction=self.direction)
-        )
+        line.lives.append(Life(line.events, storage.nbytes(), self.node, op, shape, t.dtype, direction=way))
         line.events += 1
         weakref.finalize(storage, self._free, key)
 
     def _free(self, key: int) -> None:
-        index = self.alive.pop(key, None)
-        if index is not None:
+        if (index := self.alive.pop(key, None)) is not None:
             self.timeline.lives[index].died = self.timeline.events
             self.timeline.events += 1

@@ -7,7 +7,7 @@ from typing import Any
 from floorplan.errors import FloorplanError
 from floorplan.ledger.criterion import Entry
 from floorplan.ledger.pillars import WHY
-from floorplan.ledger.report import CheckReport, entry_json, tensor_table
+from floorplan.ledger.report import CheckReport, entry_json, shape_text, tensor_table
 from floorplan.render import Block, Report, Table
 from floorplan.text import versions
 
@@ -41,11 +41,8 @@ def why(report: CheckReport, name: str) -> Why:
     key = name.replace(".", "_")
     found = [e for e in report.tensors if name in (e.node, e.module) or e.node == key]
     records = [(p, s) for p, sites in report.log.items() for s in sites]
-    said = [
-        f"{s.node}: {p}: {'left alone: ' + s.refused if s.refused else s.note}"
-        for p, s in records
-        if s.node in (name, key) and (s.refused or s.note)
-    ]
+    own = ((p, s) for p, s in records if s.node in (name, key) and (s.refused or s.note))
+    said = [f"{s.node}: {p}: {'left alone: ' + s.refused if s.refused else s.note}" for p, s in own]
     if found or said:
         parts = [line for e in found for line in _entry(report, e)]
         return Why(report.name, name, (*parts, *said, *_symbols(report, found)), tuple(found))
@@ -63,14 +60,13 @@ def why(report: CheckReport, name: str) -> Why:
 def _entry(report: CheckReport, e: Entry) -> list[str]:
     lines = [
         f"{e.node} ({e.op}) saves a tensor: {OWNERS[e.owner]}",
-        f"  shape    [{', '.join(e.shape)}] {e.dtype}, {e.bits_per_element:g} bits an element",
+        f"  shape    {shape_text(e)} {e.dtype}, {e.bits_per_element:g} bits an element",
         f"  bytes    {e.nbytes:,} = {e.expr}",
     ]
     if e.owner == "kept":
         lines += [f"  pillar   {e.pillar}: {WHY[e.pillar]}", f"  verdict  {e.verdict}: {e.reason}"]
         lines += [f"  to do    {e.fix}"] if e.fix else []
-    sharers = [o.node for o in report.tensors if o.storage == e.storage and o is not e]
-    shared = ", ".join(dict.fromkeys(sharers))
+    shared = ", ".join(dict.fromkeys(o.node for o in report.tensors if o.storage == e.storage and o is not e))
     return lines + ([f"  shared   the same storage is saved by {shared}"] if shared else [])
 
 

@@ -7,12 +7,14 @@ reset  running = mean over the batches of each batch's own statistics, each laye
 
 import copy
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
+from floorplan.graph.untouched import in_mode
 from floorplan.torch_doors import BatchNormNd
 from floorplan.trees import arguments
 
@@ -33,28 +35,21 @@ def calibrate(model: nn.Module, batches: Iterable[Any], how: str = "ema") -> nn.
     norms = [m for m in norms if m.running_mean is not None and m.running_var is not None]
     if not norms:
         raise FloorplanError("calibrate: the model has no BatchNorm with running statistics")
-    modes = {m: m.training for m in twin.modules()}
-    twin.eval()
-    seen, hooks = dict.fromkeys(norms, 0), []
-    for m in norms:
-        hooks.append(m.register_forward_hook(_update(how, seen)))
-        if how == "reset":
-            hooks.append(m.register_forward_pre_hook(lambda m, _: setattr(m, "training", True)))
-            m.momentum = 0.0  # its own update is left out: ours is of biased variances
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            for batch in batches:
-                twin(*arguments(batch))
-    finally:
-        for h in hooks:
-            h.remove()
+    seen = dict.fromkeys(norms, 0)
+    with in_mode(twin, "eval"), ExitStack() as hooks, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for m in norms:
+            hooks.enter_context(m.register_forward_hook(_update(how, seen)))
+            if how == "reset":
+                hooks.enter_context(m.register_forward_pre_hook(lambda m, _: setattr(m, "training", True)))
+                m.momentum = 0.0  # its own update is left out: ours is of biased variances
+        for batch in batches:
+            twin(*arguments(batch))
     if not any(seen.values()):
         raise FloorplanError("calibrate: no batch was given, or none reaches a BatchNorm")
     if bad := next((n for n, b in twin.named_buffers() if b.is_floating_point() and not torch.isfinite(b).all()), ""):
         raise FloorplanError(f"calibrate: {bad} is no longer finite; look for NaN or an empty batch")
     originals = dict(model.named_modules())
     for name, part in twin.named_modules():
-        part.training = modes[part]
         if isinstance(part, BatchNormNd):
             part.momentum = cast(Any, originals[name]).momentum
     return twin
@@ -65,12 +60,10 @@ def _update(how: str, seen: dict[Any, int]) -> Any:
         x = args[0].detach()
         axes = [i for i in range(x.dim()) if i != 1]
         mean, var = x.mean(axes), x.var(axes, correction=0)
-        n = seen[m]
-        rate = MOMENTUM if m.momentum is None else m.momentum
-        rate = 1 / (n + 1) if how == "reset" else rate
+        seen[m] += 1
+        rate = 1 / seen[m] if how == "reset" else MOMENTUM if m.momentum is None else m.momentum
         m.running_mean.lerp_(mean.to(m.running_mean.dtype), rate)
         m.running_var.lerp_(var.to(m.running_var.dtype), rate)
-        seen[m] = n + 1
         m.training = False
 
     return after

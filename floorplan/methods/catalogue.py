@@ -67,24 +67,27 @@ def recorded(plan: Plan, inputs: Sequence[Any]) -> dict[str, Any]:
     return {**plan.as_dict(), "input": shapes, "plain": plain}
 
 
+_Passes = Callable[[Options], tuple[Pass, ...]]
+
+
 @dataclass(frozen=True)
 class Method:
     """A named pipeline of passes."""
 
     name: str
     summary: str
-    passes: Callable[[Options], tuple[Pass, ...]]
+    passes: _Passes
     ranked: bool = True  # takes a rank
     bn_trains: bool = False  # BatchNorms use the batch's statistics while training
     merges: bool = True  # goes back into plain conv weights
     replays: bool = False  # trains its down-projections by a second forward (MemFLoRA eq. 12)
 
 
-def _only(what: str) -> Callable[[Options], tuple[Pass, ...]]:
+def _only(what: str) -> _Passes:
     return lambda o: (trainable(what, o.train_head and what != "full"),)
 
 
-def _lora(kind: str) -> Callable[[Options], tuple[Pass, ...]]:
+def _lora(kind: str) -> _Passes:
     return lambda o: (lora(kind, o.rank, o.sites, o.seed, o.train_head),)
 
 
@@ -92,20 +95,17 @@ def _paper(o: Options) -> tuple[Pass, ...]:
     return (canonicalize.PASS, paper(o.rank, o.sites, o.seed, o.train_head), pack_gates.PASS)
 
 
-def _memflora(projection: str = "normal", scaled: bool = True) -> Callable[[Options], tuple[Pass, ...]]:
+def _memflora(projection: str = "normal", scaled: bool = True) -> _Passes:
     return lambda o: passes.pipeline(memflora(o.rank, o.sites, o.seed, o.train_head, projection, scaled))
 
 
-def _branch(kernel: str, bn: bool = False) -> Callable[[Options], tuple[Pass, ...]]:
+def _branch(kernel: str, bn: bool = False) -> _Passes:
     return lambda o: passes.pipeline(branch(o.rank, o.sites, o.seed, o.train_head, kernel, bn))
 
 
-def _tinytl(o: Options) -> tuple[Pass, ...]:
-    return (canonicalize.PASS, tinytl(False, o.seed, o.train_head), pack_gates.PASS)
-
-
-def _tinytl_trainbn(o: Options) -> tuple[Pass, ...]:
-    return (canonicalize.PASS, tinytl(True, o.seed, o.train_head))
+def _tinytl(bn: bool) -> _Passes:
+    gates = () if bn else (pack_gates.PASS,)
+    return lambda o: (canonicalize.PASS, tinytl(bn, o.seed, o.train_head), *gates)
 
 
 _ALL = (
@@ -128,12 +128,10 @@ _ALL = (
     Method("memflora-noscale", "MemFLoRA without the scale a", _memflora(scaled=False)),
     Method("memflora-bnr", "MemFLoRA, BatchNorm of q instead of a", _branch("up", True), merges=False),
     Method("memflora-kernel-down", "MemFLoRA, the kernel in P", _branch("down")),
-    Method("tinytl", "TinyTL, BatchNorms by running statistics", _tinytl, False, merges=False),
-    Method("tinytl-trainbn", "TinyTL, BatchNorms in train mode", _tinytl_trainbn, False, True, False),
+    Method("tinytl", "TinyTL, BatchNorms by running statistics", _tinytl(False), False, merges=False),
+    Method("tinytl-trainbn", "TinyTL, BatchNorms in train mode", _tinytl(True), False, True, False),
 )
 METHODS: dict[str, Method] = {m.name: m for m in _ALL}
-
-
 _REGISTERED: dict[str, Method] = {}
 
 

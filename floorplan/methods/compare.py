@@ -152,14 +152,10 @@ def _of(
 def _figures(row: Row, gm: fx.GraphModule, like: Sequence[Any], loss: str, measured: bool) -> Row:
     inputs, replays = filled(like, row.batch), method(row.method).replays
     step = Step(gm, inputs, target_for(gm, inputs, loss), LOSSES[loss], replays=replays)
-    return replace(
-        row,
-        predicted=step_figures(step),
-        measured=step_figures(step, fake=False) if measured else None,
-        model=bytes_of_tensors([*gm.parameters(), *gm.buffers()]),
-        macs_paper=formulas.step(layers_of(gm, inputs), row.batch, merges_of(gm), replays),
-        macs=own_macs(step),
-    )
+    row = replace(row, predicted=step_figures(step), measured=step_figures(step, fake=False) if measured else None)
+    paper = formulas.step(layers_of(gm, inputs), row.batch, merges_of(gm), replays)
+    model = bytes_of_tensors([*gm.parameters(), *gm.buffers()])
+    return replace(row, model=model, macs_paper=paper, macs=own_macs(step))
 
 
 __all__ = ["METHODS", "Comparison", "Row", "compare"]

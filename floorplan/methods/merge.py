@@ -20,14 +20,12 @@ from torch import fx, nn
 from floorplan.errors import FloorplanError
 from floorplan.graph.edit import calls_of, free_path, module_calls, set_module
 from floorplan.layers.adapter import adapters
-from floorplan.layers.geometry import Geometry
 from floorplan.layers.layer import Adapter, Layer, PlainCall, PlainConv, PlainNorm
 from floorplan.ledger.differ import relative_error
 from floorplan.methods.merge_branch import absorb_branches
 from floorplan.methods.plain import explicit_padding, like, plain_conv, plain_form
-from floorplan.methods.verify import FLOAT64, double_copy, runs_in_double, to_double
+from floorplan.methods.verify import FLOAT64, double_copy, eval_outputs, runs_in_double, to_double
 from floorplan.torch_doors import buffers_of, tensors_of
-from floorplan.trees import tensors_in
 
 _NORM_STATE = ("running_mean", "running_var", "weight", "bias")
 
@@ -35,8 +33,7 @@ _NORM_STATE = ("running_mean", "running_var", "weight", "bias")
 def merge(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of an adapted graph in plain torch layers, all parameters trainable; `module` stays.
 
-    Weights are merged in float64 and rounded once to the model's dtype; sites on the same tensors
-    stay so. FloorplanError names what does not merge.
+    Weights are merged in float64 and rounded once; sites on the same tensors stay so. FloorplanError for the rest.
     """
     refuse_unmergeable(module)
     gm = copy.deepcopy(module)
@@ -84,8 +81,7 @@ def refuse_unmergeable(module: nn.Module) -> None:
 class _Known:
     """Convs made so far, by the tensors they were made of."""
 
-    layers: list[nn.Module] = field(default_factory=list)  # alive, so that no id comes twice
-    tensors: dict[Any, tuple[nn.Parameter, nn.Parameter | None]] = field(default_factory=dict)
+    tensors: dict[Any, tuple[nn.Parameter, nn.Parameter | None, nn.Module]] = field(default_factory=dict)
     places: dict[Any, str] = field(default_factory=dict)
 
 
@@ -93,19 +89,25 @@ def _to_conv(gm: fx.GraphModule, path: str, layer: nn.Module, form: PlainConv, k
     geo = form.geo
     made_of = tuple(id(t) for t in tensors_of(layer).values())
     if made_of not in known.tensors:
-        known.layers.append(layer)
         bias = None if form.bias is None else nn.Parameter(like(layer, form.bias))
-        known.tensors[made_of] = nn.Parameter(like(layer, form.weight)), bias
+        # The layer too, so that the ids of its tensors do not come twice.
+        known.tensors[made_of] = nn.Parameter(like(layer, form.weight)), bias, layer
     place = known.places.setdefault((made_of, geo), path)
     if place == path:
-        set_module(gm, path, plain_conv(geo, *known.tensors[made_of]).train(layer.training))
+        set_module(gm, path, plain_conv(geo, *known.tensors[made_of][:2]).train(layer.training))
     act_path = _add_activation(gm, path, layer, form)
     for node in calls_of(gm, path):
         skip = node.args[1] if len(node.args) > 1 else node.kwargs.get("skip")
         x = node.args[0]
         if explicit_padding(geo):
+            flat = tuple(p for pair in reversed(geo.padding) for p in pair)
+            options: dict[str, Any] = {
+                "pad": flat,
+                "mode": "constant" if geo.mode == "zeros" else geo.mode,
+                "value": None,
+            }
             with gm.graph.inserting_before(node):
-                x = gm.graph.call_function(F.pad, (x,), _pad_options(geo))
+                x = gm.graph.call_function(F.pad, (x,), options)
         node.target, node.args, node.kwargs = place, (x,), {}
         _follow(gm.graph, node, skip, act_path)
 
@@ -119,25 +121,13 @@ def _add_activation(gm: fx.GraphModule, path: str, layer: nn.Module, form: Plain
     return act_path
 
 
-def _pad_options(geo: Geometry) -> dict[str, Any]:
-    flat = tuple(p for pair in reversed(geo.padding) for p in pair)
-    mode = "constant" if geo.mode == "zeros" else geo.mode
-    return {"pad": flat, "mode": mode, "value": None}
-
-
 def _follow(graph: fx.Graph, node: fx.Node, skip: Any, act: str) -> None:
     """Add `skip` to a node's result and run the module at `act` on it; "" runs none."""
-    last, new = node, list[fx.Node]()
-    if skip is not None:
-        with graph.inserting_after(last):
-            last = graph.call_function(operator.add, (last, skip))
-            new.append(last)
-    if act:
-        with graph.inserting_after(last):
-            last = graph.call_module(act, (last,))
-            new.append(last)
-    if new:
-        node.replace_all_uses_with(last, delete_user_cb=lambda user: user not in new)
+    with graph.inserting_before(node.next):
+        added = node if skip is None else graph.call_function(operator.add, (node, skip))
+        last = graph.call_module(act, (added,)) if act else added
+    if last is not node:
+        node.replace_all_uses_with(last, delete_user_cb=lambda user: user not in (added, last))
 
 
 def _to_norm(gm: fx.GraphModule, path: str, layer: nn.Module, form: PlainNorm) -> None:
@@ -179,38 +169,24 @@ def merge_verified(module: fx.GraphModule, inputs: Sequence[Any]) -> Merged:
         found = difference(twin, merge(twin), to_double(inputs))
         _within(found, FLOAT64, "float64")
     rounded = difference(copy.deepcopy(module), copy.deepcopy(merged), inputs)
-    _within(rounded, _roundings(merged), "the model's own precision")
-    return Merged(merged, len(adapters(module)), found, rounded)
-
-
-def _roundings(model: nn.Module) -> float:
-    """What two orders of rounding may differ by, in the model's dtype on its device."""
-    kinds = [p for p in model.parameters() if p.is_floating_point()]
-    eps = max((torch.finfo(p.dtype).eps for p in kinds), default=0.0)
+    floats = [p for p in merged.parameters() if p.is_floating_point()]
+    eps = max((torch.finfo(p.dtype).eps for p in floats), default=0.0)
     # An accelerator may multiply float32 with 10 bits of mantissa: a last bit then counts for more.
-    least = 1e-5 if all(p.device.type == "cpu" for p in kinds) else 1e-3
-    return max(least, 84 * eps)
+    least = 1e-5 if all(p.device.type == "cpu" for p in floats) else 1e-3
+    _within(rounded, max(least, 84 * eps), "the model's own precision")
+    return Merged(merged, len(adapters(module)), found, rounded)
 
 
 def _within(error: float, allowed: float, where: str) -> None:
     if not error <= allowed:
-        raise FloorplanError(
-            f"merge: outputs differ by {error:.1e} in {where} (allowed {allowed:.0e});"
-            " nothing was merged; please report this model"
-        )
+        far = f"outputs differ by {error:.1e} in {where} (allowed {allowed:.0e})"
+        raise FloorplanError(f"merge: {far}; nothing was merged; please report this model")
 
 
 def difference(a: nn.Module, b: nn.Module, inputs: Sequence[Any]) -> float:
-    """Largest relative difference of the floating outputs of two models, which go to eval mode.
-
-    Infinite if they differ in number, shape or in where they are finite.
-    """
-    results = []
-    for m in (a, b):
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a dropout that is always on must draw the same twice
-            out = m.eval()(*copy.deepcopy(tuple(inputs)))
-            results.append([t for t in tensors_in(out) if t.is_floating_point() or t.is_complex()])
+    """Largest relative difference of two models' floats in eval mode; infinite if their number, shape or NaN differ."""
+    both = (eval_outputs(m, copy.deepcopy(tuple(inputs))) for m in (a, b))
+    results = [[t for t in out if t.is_floating_point() or t.is_complex()] for out in both]
     worst = 0.0 if len(results[0]) == len(results[1]) else float("inf")
     for want, got in zip(*results, strict=False):
         finite = torch.isfinite(want)

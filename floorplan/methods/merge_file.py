@@ -29,8 +29,7 @@ def merge_file(
 ) -> str:
     """Merge the file `adapted` into `output`; returns the line that says so.
 
-    into: a model (file or factory, with its weights) whose state_dict is written instead of a graph.
-    allow: packages whose layers the adapted file may name.
+    into: a model whose state_dict is written instead of a graph. allow: packages whose layers the file may name.
     """
     target = ensure_writable(output, force)
     subject = subject_of(Source(adapted, batch=2, allow=allow))
@@ -38,10 +37,7 @@ def merge_file(
     gm = cast(fx.GraphModule, subject.model)
     inputs = smaller_inputs(gm, subject.inputs)
     with whole(target) as draft:
-        if into is None:
-            far = _write_graph(gm, inputs, draft)
-        else:
-            far = _write_state(gm, loaded(into).module, inputs, draft)
+        far = _write_state(gm, loaded(into).module, inputs, draft) if into else _write_graph(gm, inputs, draft)
     what = f" into a state_dict of {into.model}" if into else ""
     return f"wrote {target}: {len(adapters(gm))} convs merged{what}, largest relative difference {far}"
 
@@ -49,9 +45,8 @@ def merge_file(
 def _write_graph(gm: fx.GraphModule, inputs: Sequence[Any], draft: Path) -> str:
     merged = merge_verified(gm, inputs)
     plain = merged.module.eval()
-    plan = plain.meta["floorplan"]
-    plan.setdefault("input", [list(t.shape) for t in inputs])
-    save_artifact(plain, draft, plan, force=True)
+    plain.meta["floorplan"].setdefault("input", [list(t.shape) for t in inputs])
+    save_artifact(plain, draft, plain.meta["floorplan"], force=True)
     same_outputs(plain, read_adapted(draft, packages_of(plain)), inputs, str(draft))
     exact = "" if merged.exact is None else f"{merged.exact:.1e} in float64, "
     return f"{exact}{merged.rounded:.1e} in its own precision"
@@ -69,10 +64,8 @@ def _write_state(gm: fx.GraphModule, source: nn.Module, inputs: Sequence[Any], d
     # The weights were rounded when a BatchNorm was folded into them: the same as rewrite allows.
     allowed = 2000 * max((torch.finfo(d).eps for d in dtypes), default=0.0)
     if not far <= allowed:
-        raise FloorplanError(
-            f"merge: the model with these weights differs from the adapted one by {far:.1e} (allowed"
-            f" {allowed:.0e}); name the model, and the weights, that were adapted"
-        )
+        what = f"the model with these weights differs from the adapted one by {far:.1e} (allowed {allowed:.0e})"
+        raise FloorplanError(f"merge: {what}; name the model, and the weights, that were adapted")
     _save_tensors(state, draft)
     return f"{far:.1e} in {where}"
 
@@ -86,9 +79,7 @@ def _save_tensors(state: dict[str, Tensor], draft: Path) -> None:
         again = torch.load(draft, weights_only=True)
     except (OSError, RuntimeError) as e:
         raise FloorplanError(f"{draft}: cannot be written: {first_line(e)}") from e
-    if again.keys() != state.keys() or not all(_same(again[k], t) for k, t in state.items()):
+    pairs = [(again.get(k), t) for k, t in state.items()]
+    same = again.keys() == state.keys() and all(a.dtype == b.dtype for a, b in pairs)
+    if not same or not all(torch.equal(a.cpu().nan_to_num(), b.cpu().nan_to_num()) for a, b in pairs):
         raise FloorplanError(f"{draft}: does not read back as written; check the disk")
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(a.cpu().nan_to_num(), b.cpu().nan_to_num())

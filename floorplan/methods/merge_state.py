@@ -49,21 +49,15 @@ class _State:
         """Add to the weight of the conv at `path`, which is `layer` in the adapted model."""
         key = f"{path}.weight"
         if not self.fits(key, delta):
-            raise FloorplanError(
-                f"merge: the source has no {key} of shape {list(delta.shape)}; name the model that"
-                " was adapted, or merge without it"
-            )
+            lost = f"the source has no {key} of shape {list(delta.shape)}"
+            raise FloorplanError(f"merge: {lost}; name the model that was adapted, or merge without it")
         first = self._adapted.setdefault(self._ids[key], path)
         if first != path:
-            raise FloorplanError(
-                f"merge: {first} and {path} share one weight in the source but have adapters of their"
-                " own; merge without it"
-            )
+            two = f"{first} and {path} share one weight in the source but have adapters of their own"
+            raise FloorplanError(f"merge: {two}; merge without it")
         if _scale_is_lost(layer, self.tensors[key]):
-            raise FloorplanError(
-                f"merge: {path} has another weight in the source than it was adapted with; name the model,"
-                " and the weights, that were adapted (none fits memflora-noscale)"
-            )
+            way = "name the model, and the weights, that were adapted (none fits memflora-noscale)"
+            raise FloorplanError(f"merge: {path} has another weight in the source than it was adapted with; {way}")
         self.put(key, self.tensors[key].to("cpu", torch.float64) + delta)
 
 
@@ -77,8 +71,7 @@ def _scale_is_lost(layer: nn.Module, weight: Tensor) -> bool:
 def delta_state(module: fx.GraphModule, source: nn.Module) -> dict[str, Tensor]:
     """A state_dict for the source model with which, in eval mode, it equals the adapted graph.
 
-    New tensors in the source's dtype; the source is not touched. FloorplanError if an adapter does
-    not merge, or what was trained has no place of its name and shape in the source.
+    New tensors in its dtype. FloorplanError if an adapter does not merge, or what was trained has no place in it.
     """
     refuse_unmergeable(module)
     state = _State(source)
@@ -94,11 +87,9 @@ def _take(state: _State, path: str, m: nn.Module) -> None:
     """The tensors of a layer that no pass replaced."""
     for name, t in tensors_of(m).items():
         key = f"{path}.{name}" if path else name
-        if t is None:
-            continue
-        if state.fits(key, t):
+        if t is not None and state.fits(key, t):
             state.put(key, t)
-        elif t.requires_grad:
+        elif t is not None and t.requires_grad:
             raise FloorplanError(f"merge: {key} trains, but the source has no such tensor; merge without it")
 
 

@@ -23,14 +23,9 @@ class RewriteReport(Report):
 
     def as_json(self) -> dict[str, Any]:
         """The document beside the adapted file, schema floorplan.rewrite/1."""
-        return {
-            "schema": "floorplan.rewrite/1",
-            "options": self.options,
-            "versions": versions(),
-            "before": self.before.as_json(),
-            "after": self.after.as_json(),
-            "refused": [{"pass": p, "node": s.node, "reason": s.refused} for p, s in self.after.refused],
-        }
+        head = {"schema": "floorplan.rewrite/1", "options": self.options, "versions": versions()}
+        refused = [{"pass": p, "node": s.node, "reason": s.refused} for p, s in self.after.refused]
+        return {**head, "before": self.before.as_json(), "after": self.after.as_json(), "refused": refused}
 
     def parts(self) -> Iterator[str | Table]:
         """Figures and pillars on both sides, what was left alone, and what is above the floor still."""
@@ -64,9 +59,5 @@ def _grouped(refused: Sequence[tuple[str, Site]]) -> list[list[Any]]:
     rows: dict[tuple[str, str], list[str]] = {}
     for p, s in refused:
         rows.setdefault((p, s.refused), []).append(s.node)
-    return [[p, _named(nodes), reason] for (p, reason), nodes in rows.items()]
-
-
-def _named(nodes: Sequence[str]) -> Cell:
-    few = nodes if len(nodes) <= 3 else [*nodes[:2], f"… ({len(nodes)} places)"]
-    return Cell(", ".join(nodes), ", ".join(few))
+    few = {k: nodes if len(nodes) <= 3 else [*nodes[:2], f"… ({len(nodes)} places)"] for k, nodes in rows.items()}
+    return [[p, Cell(", ".join(rows[p, why]), ", ".join(shown)), why] for (p, why), shown in few.items()]

@@ -3,10 +3,9 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from floorplan.errors import FloorplanError, PassError
 from floorplan.graph.copies import filled_in, hollow
@@ -37,10 +36,8 @@ def traced_source(s: Subject, known: Known | None = None) -> Traced:
     traced = known.traced if known else trace(s.model, s.inputs, both_modes=True)
     shown = known is not None and known.source.follows and traced.own is not None
     if not shown and not follows(traced.gm, s.inputs, s.model):
-        raise FloorplanError(
-            f"{s.name}: forward takes another branch when it is traced than when it runs; "
-            "decide by isinstance, hasattr or try outside the forward"
-        )
+        way = "decide by isinstance, hasattr or try outside the forward"
+        raise FloorplanError(f"{s.name}: forward takes another branch when it is traced than when it runs; {way}")
     if not (shown and known is not None and known.source.trains):
         trainable(traced.gm, s.inputs)  # a model that cannot be trained is diagnosed, not repaired
     return traced
@@ -55,7 +52,8 @@ def adapted(
     """
     if adapter_rank(s.model) is not None:
         raise FloorplanError(f"{s.name}: already adapted; rewrite its source model instead")
-    if verified and (bad := next((n for n, p in s.model.named_parameters() if _not_finite(p)), "")):
+    floats = ((n, p) for n, p in s.model.named_parameters() if verified and p.is_floating_point())
+    if bad := next((n for n, p in floats if not torch.isfinite(p).all()), ""):
         raise FloorplanError(f"{s.name}: {bad} holds NaN or infinity, so nothing can be verified; repair it first")
     known = source if isinstance(source, Known) else None
     traced = source if isinstance(source, Traced) else traced_source(s, known)
@@ -68,11 +66,10 @@ def adapted(
             if why:
                 small = smaller_inputs(traced.gm, s.inputs)
                 why = runs_in_double(traced.gm, small)
-            # In float64, where a fold's rounding cannot hide (or be taken for) a fault of a pass.
-            if not why:
-                run_passes(double_copy(traced.gm), line, Verifier(small))
-            else:
+            if why:
                 notes += (f"outputs verified in the model's own precision only, not in float64: {why}",)
+            else:  # in float64, where a fold's rounding cannot hide (or be taken for) a fault of a pass
+                run_passes(double_copy(traced.gm), line, Verifier(small))
         gm, log = _hollow_passes(traced.gm, line) if structure else run_passes(traced.gm, line, _no_check)
         if verified:
             same_start(gm, _source(s.model, traced.gm), small)
@@ -100,10 +97,6 @@ def _source(model: nn.Module, graph: fx.GraphModule) -> nn.Module:
         return copy.deepcopy(model)
     except Exception:  # a computed tensor on it, a lock, a file
         return graph
-
-
-def _not_finite(t: Any) -> bool:
-    return isinstance(t, Tensor) and t.is_floating_point() and not bool(torch.isfinite(t).all())
 
 
 def _no_check(p: Pass, before: fx.GraphModule, after: fx.GraphModule) -> None:

@@ -28,15 +28,14 @@ def read_adapted(path: str | Path, allow: Sequence[str] = ()) -> fx.GraphModule:
 def _tried(gm: fx.GraphModule, path: str | Path) -> fx.GraphModule:
     """A graph whose parts do not fit is refused here, by a run on fake tensors, not when it trains."""
     meta = gm.meta["floorplan"]
-    shapes, plain = meta.get("input"), meta.get("plain", False)
-    if shapes is None or not plain:
+    if (shapes := meta.get("input")) is None or not meta.get("plain", False):
         return gm
     like = next((t for t in gm.buffers() if t.is_floating_point()), torch.zeros(()))
     try:
         inputs = [like.new_zeros(()).expand(s) for s in shapes]
         run(Step(gm, tuple(inputs)))
     except ReadsValues:
-        return gm
+        pass
     except Exception as e:
         raise LoadError(f"{path}: its graph does not run on the inputs it records: {first_line(e)}") from e
     return gm
@@ -107,6 +106,4 @@ def subject_of(source: Source) -> Subject:
 
 
 DEFAULT_BATCH = 8
-
-
 _INPUTS = (Tensor, int, float, bool, str, torch.dtype, torch.device, type(None))

@@ -9,6 +9,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,9 +145,8 @@ def _prepared(
     if isinstance(model, fx.GraphModule) and adapter_rank(model) is not None:
         has = model.meta.get("floorplan", {}).get("method", plan.method)
         if calibrate or plan.method not in (has, "memflora"):
-            raise FloorplanError(
-                f"adapt: the model is adapted by {has} already; it goes on as it is, without method or calibrate"
-            )
+            way = "it goes on as it is, without method or calibrate"
+            raise FloorplanError(f"adapt: the model is adapted by {has} already; {way}")
         return copy.deepcopy(model)
     source = adabn(model, [inputs], calibrate) if calibrate else model
     subject = Subject(source, type(model).__name__, inputs, ())
@@ -166,10 +166,8 @@ class _Loop:
         self.plan: dict[str, Any] = module.meta.get("floorplan", {})
         self.log = AdaptLog(self.plan.get("method", "memflora"))
         self.trained = [p for p in module.parameters() if p.requires_grad]
-        adam = torch.optim.Adam
-        self.optimizers: list[torch.optim.Optimizer] = []
-        if self.trained:
-            self.optimizers.append(adam(self.trained, lr=recipe.lr, weight_decay=recipe.weight_decay))
+        adam, decay = torch.optim.Adam, recipe.weight_decay
+        self.optimizers = [adam(self.trained, lr=recipe.lr, weight_decay=decay)] if self.trained else []
         self.replay = Replay(module) if method(self.log.method).replays else None
         if self.replay is not None:
             self.optimizers.append(adam(self.replay.projections(), lr=recipe.projection_lr))
@@ -196,41 +194,35 @@ class _Loop:
                         self._validate(validate)
                     self._save()
                 bar.advance(task)
-        if self.best is not None:
-            self._load(self.best)
-        else:
+        if self.best is None:
             self.log.kept = len(self.log.losses)
+        else:
+            self._load(self.best)
         return Adapted(self.module.eval(), self.log)
 
     def _step(self, inputs: tuple[Any, ...], target: Any) -> None:
         self.module.train()
         for o in self.optimizers:
             o.zero_grad(set_to_none=True)
-        if self.replay is None:
+        with self.replay.watching() if self.replay else nullcontext():
             value = self._backward(inputs, target)
-        else:
-            with self.replay.watching():
-                value = self._backward(inputs, target)
+        if self.replay is not None:
             self.replay(*inputs, chunks=self.recipe.chunks)
         for o in self.optimizers:
             o.step()
         self.log.losses.append(value)
 
     def _backward(self, inputs: tuple[Any, ...], target: Any) -> float:
-        value = self.loss(self.module(*inputs), target)
+        value, step = self.loss(self.module(*inputs), target), len(self.log.losses) + 1
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise FloorplanError("adapt: the loss must be one number that depends on what trains")
         if not torch.isfinite(value):
-            raise FloorplanError(
-                f"adapt: the loss is {value.item()} at step {len(self.log.losses) + 1}; "
-                "lower lr, or look for NaN in the batch"
-            )
+            way = "lower lr, or look for NaN in the batch"
+            raise FloorplanError(f"adapt: the loss is {value.item()} at step {step}; {way}")
         value.backward()  # type: ignore[no-untyped-call]
         if not all(bool(torch.isfinite(p.grad).all()) for p in self.trained if p.grad is not None):
-            raise FloorplanError(
-                f"adapt: a gradient is not finite at step {len(self.log.losses) + 1} although the loss is; "
-                "look for a root or a division at zero in the loss"
-            )
+            way = "look for a root or a division at zero in the loss"
+            raise FloorplanError(f"adapt: a gradient is not finite at step {step} although the loss is; {way}")
         return float(value.detach())
 
     def _validate(self, validate: Callable[[nn.Module], float]) -> None:
@@ -244,12 +236,11 @@ class _Loop:
 
     def _small_state(self) -> dict[str, Tensor]:
         """The adapter alone: what trains, P where it is replayed, statistics that move."""
-        moving = {p: m for p, m in self.module.named_modules() if isinstance(m, NormBase)}
+        moving = {p for p, m in self.module.named_modules() if isinstance(m, NormBase)}
         projections = {id(p) for p in self.replay.projections()} if self.replay else set()
-        kept = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        for n, b in self.module.named_buffers():
-            if id(b) in projections or n.rpartition(".")[0] in moving:
-                kept[n] = b  # type: ignore[assignment]
+        kept: dict[str, Tensor] = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        buffers = self.module.named_buffers()
+        kept |= {n: b for n, b in buffers if id(b) in projections or n.rpartition(".")[0] in moving}
         return {n: t.detach().clone() for n, t in kept.items()}
 
     def _load(self, state: dict[str, Tensor]) -> None:
@@ -261,15 +252,9 @@ class _Loop:
     def _save(self) -> None:
         if self.path is None:
             return
-        document = {
-            "format": "floorplan.adapting/1",
-            "identity": self.identity,
-            "log": vars(self.log),
-            "state": self._small_state(),
-            "best": self.best,
-            "optimizers": [o.state_dict() for o in self.optimizers],
-            "random": torch.get_rng_state(),
-        }
+        document: dict[str, Any] = {"format": "floorplan.adapting/1", "identity": self.identity, "log": vars(self.log)}
+        document |= {"state": self._small_state(), "best": self.best, "random": torch.get_rng_state()}
+        document["optimizers"] = [o.state_dict() for o in self.optimizers]
         with whole(self.path) as draft:
             torch.save(document, draft)
 
@@ -286,6 +271,5 @@ class _Loop:
             self.log, self.best = AdaptLog(**document["log"]), document["best"]
             torch.set_rng_state(document["random"])
         except Exception as e:
-            raise FloorplanError(
-                f"{self.path}: not a checkpoint of this adaptation ({describe(e, 120)}); delete it to start again"
-            ) from e
+            why = f"not a checkpoint of this adaptation ({describe(e, 120)})"
+            raise FloorplanError(f"{self.path}: {why}; delete it to start again") from e

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError, PassError
 from floorplan.graph.driver import Pass
+from floorplan.graph.untouched import in_mode
 from floorplan.layers.adapter import adapters, zero_factors
 from floorplan.layers.layer import Adapter
 from floorplan.ledger.differ import relative_error, size_of
@@ -62,18 +63,14 @@ def values(gm: nn.Module, inputs: Sequence[Any], seed: int = 0) -> Values:
         out = gm(*tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, args))
     outs = list(tensors_in(out))
     roots = [t for t in outs if t.requires_grad]
-    names = ["parameter " + n for n, p in gm.named_parameters() if p.requires_grad]
-    leaves: list[Tensor] = [p for p in gm.parameters() if p.requires_grad]
-    for i, t in enumerate(tensors_in(args)):
-        if t.requires_grad:
-            names.append(f"input {i}")
-            leaves.append(t)
-    grads: Sequence[Tensor | None] = [None] * len(leaves)
+    leaves: dict[str, Tensor] = {f"parameter {n}": p for n, p in gm.named_parameters() if p.requires_grad}
+    leaves |= {f"input {i}": t for i, t in enumerate(tensors_in(args)) if t.requires_grad}
+    found: dict[str, Tensor] = {}
     if roots and leaves:
         g = torch.Generator().manual_seed(seed + 1)
         weights = [torch.randn(t.shape, generator=g, dtype=torch.float64).to(t) for t in roots]
-        grads = torch.autograd.grad(roots, leaves, weights, allow_unused=True)
-    found = {n: t for n, t in zip(names, grads, strict=True) if t is not None}
+        grads = torch.autograd.grad(roots, list(leaves.values()), weights, allow_unused=True)
+        found = {n: t for n, t in zip(leaves, grads, strict=True) if t is not None}
     return Values([t.detach() for t in outs], found)
 
 
@@ -106,8 +103,7 @@ def double_copy(gm: fx.GraphModule) -> fx.GraphModule:
 def runs_in_double(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """Why a float64 copy of the graph cannot run (it casts by itself, say); "" if it can."""
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            double_copy(gm).eval()(*to_double(inputs))
+        eval_outputs(double_copy(gm), to_double(inputs))
     except Exception as e:  # whatever the copy raises, it is no reason to refuse the model
         return " ".join(str(e).split())[:200] or type(e).__name__
     return ""
@@ -121,17 +117,18 @@ def _drawn(gm: fx.GraphModule) -> fx.GraphModule:
 
 def same_start(after: nn.Module, before: nn.Module, inputs: Sequence[Any]) -> None:
     """In its own precision, the adapted model must start as the source model in eval mode."""
-    outs = []
-    for m in (after, before):
-        twin = copy.deepcopy(m).eval()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a dropout that is always on must draw the same twice
-            outs.append(Values(list(tensors_in(twin(*inputs))), {}))
-    if not all(bool(torch.isfinite(t).all()) for t in outs[1].outputs):
+    got, want = (Values(eval_outputs(copy.deepcopy(m), inputs), {}) for m in (after, before))
+    if not all(bool(torch.isfinite(t).all()) for t in want.outputs):
         return  # a source that gives NaN or infinity has no values to start from
-    kinds = [t.dtype for t in outs[1].outputs if t.is_floating_point()]
-    eps = max((torch.finfo(d).eps for d in kinds), default=0.0)
-    compare(outs[0], outs[1], 2000 * eps, "adapted against source")
+    eps = max((torch.finfo(t.dtype).eps for t in want.outputs if t.is_floating_point()), default=0.0)
+    compare(got, want, 2000 * eps, "adapted against source")
+
+
+def eval_outputs(m: nn.Module, inputs: Sequence[Any]) -> list[Tensor]:
+    """All that a model gives in eval mode, in which it is left."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # a dropout that is always on must draw the same each time
+        return list(tensors_in(m.eval()(*inputs)))
 
 
 def to_double(inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -152,8 +149,8 @@ class Verifier:
 
     def __call__(self, p: Pass, before: fx.GraphModule, after: fx.GraphModule) -> None:
         tolerance = max(p.tolerance, FLOAT64)
-        known = self._last is not None and self._last[0] is before
-        want = self._last[1] if known and self._last else values(_drawn(before), self.inputs)
+        last = self._last if self._last is not None and self._last[0] is before else None
+        want = last[1] if last else values(_drawn(before), self.inputs)
         twin = _drawn(after)
         got = values(twin, self.inputs)
         adapted = adapters(twin)
@@ -169,43 +166,29 @@ class Verifier:
         else:
             compare(got, want, tolerance, "before and after")
         kept = kept_bytes(after, self.inputs)
-        if trained(after) <= trained(before):  # what begins to train may keep more
-            _no_more_kept(kept, self._last[2] if known and self._last else kept_bytes(before, self.inputs))
+        old, new = ({n for n, p in m.named_parameters() if p.requires_grad} for m in (before, after))
+        if new <= old:  # what begins to train may keep more
+            had = last[2] if last else kept_bytes(before, self.inputs)
+            if kept > had:
+                raise Mismatch(f"autograd keeps {kept:,} bytes where it kept {had:,}")
         self._last = (after, got, kept)
 
 
-def trained(gm: nn.Module) -> set[str]:
-    """Names of the trainable parameters."""
-    return {n for n, p in gm.named_parameters() if p.requires_grad}
-
-
 def kept_bytes(gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
-    """Bytes of the distinct storages kept for backward; state, inputs and packed bits apart.
-
-    A gate may stand beside a result that a later layer keeps anyway, so bits are not compared.
-    """
+    """Bytes of the distinct storages kept for backward; state, inputs and packed bits apart."""
     saved = observe(Step(gm, tuple(inputs)).forward, Watch(hooks=True)).saved
+    # A gate may stand beside a result that a later layer keeps anyway, so bits are not compared.
     kept = [s for s in saved if s.owner == "kept" and s.dtype != torch.uint8]
     return sum({s.storage: int(s.nbytes) for s in kept}.values())
-
-
-def _no_more_kept(after: int, before: int) -> None:
-    if after > before:
-        raise Mismatch(f"autograd keeps {after:,} bytes where it kept {before:,}")
 
 
 def same_outputs(a: nn.Module, b: nn.Module, inputs: Sequence[Any], where: str) -> None:
     """Raise FloorplanError unless both give the same bits in eval mode."""
     results = []
     for m in (a, b):
-        modes = {c: c.training for c in m.modules()}
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            results.append(list(tensors_in(m.eval()(*inputs))))
-        for c, mode in modes.items():
-            c.training = mode
+        with in_mode(m, "eval"):
+            results.append(eval_outputs(m, inputs))
     same = len(results[0]) == len(results[1])
     if not same or not all(torch.equal(x, y) for x, y in zip(*results, strict=True)):
-        raise FloorplanError(
-            f"{where}: what was written does not load back to the same outputs; please report this model"
-        )
+        lost = "what was written does not load back to the same outputs"
+        raise FloorplanError(f"{where}: {lost}; please report this model")

@@ -26,38 +26,19 @@ from floorplan.layers.activations import ACTIVATIONS
 from floorplan.store.recognize import load_error
 from floorplan.text import describe
 
-ADMITTED = (
-    "torch.nn.modules",
-    "torch.nn.parallel.data_parallel",
-    "torchvision.models",
-    "torchvision.ops",
-    "torchvision.transforms",
-    "timm.models",
-    "timm.layers",
+ADMITTED = tuple(
+    """torch.nn.modules torch.nn.parallel.data_parallel torchvision.models torchvision.ops torchvision.transforms
+    timm.models timm.layers""".split()
 )
 SCRIPT = "floorplan_user_"  # the module of a factory's file begins so
 # What a model of layers and tensors is made of; a strict part of what torch's own reader allows.
-_PLAIN = {
-    "builtins.bytearray",
-    "builtins.complex",
-    "builtins.set",
-    "_codecs.encode",
-    "collections.Counter",
-    "collections.OrderedDict",
-    "torch.Size",
-    "torch.Tensor",
-    "torch.device",
-    "torch.nn.parameter.Parameter",
-    "torch._tensor._rebuild_from_type_v2",
-    "torch._utils._rebuild_parameter",
-    "torch._utils._rebuild_parameter_with_state",
-    "torch._utils._rebuild_tensor",
-    "torch._utils._rebuild_tensor_v2",
-    "torch._utils._rebuild_tensor_v3",
-    "torch._utils._rebuild_meta_tensor_no_storage",
-    "torch.storage.TypedStorage",
-    "torch.storage.UntypedStorage",
-}
+_PLAIN = frozenset(
+    """builtins.bytearray builtins.complex builtins.set _codecs.encode collections.Counter collections.OrderedDict
+    torch.Size torch.Tensor torch.device torch.nn.parameter.Parameter torch._tensor._rebuild_from_type_v2
+    torch._utils._rebuild_parameter torch._utils._rebuild_parameter_with_state torch._utils._rebuild_tensor
+    torch._utils._rebuild_tensor_v2 torch._utils._rebuild_tensor_v3 torch._utils._rebuild_meta_tensor_no_storage
+    torch.storage.TypedStorage torch.storage.UntypedStorage""".split()
+)
 _FUNCTIONS = {f for a in ACTIVATIONS.values() for f in a.functions.split() if hasattr(nn.functional, f)}
 _OWN_REASONS = {
     "torch.fx": "a pickled fx.GraphModule is rebuilt by running source text in the file; "
@@ -69,12 +50,10 @@ _OWN_REASONS = {
     "__main__": "the script that saved it cannot be imported again; name a factory "
     "path/to/script.py:factory and pass its state_dict with --weights",
 }
-_CODE_CLASSES = {
-    "torch.fx.graph_module.GraphModule",
-    "torch.jit._script.ScriptModule",
-    "torch._dynamo.eval_frame.OptimizedModule",
-    "torch.distributed.nn.api.remote_module._RemoteModule",
-}
+_CODE_CLASSES = set(
+    """torch.fx.graph_module.GraphModule torch.jit._script.ScriptModule torch._dynamo.eval_frame.OptimizedModule
+    torch.distributed.nn.api.remote_module._RemoteModule""".split()
+)
 
 
 @contextmanager
@@ -135,8 +114,7 @@ def admit(name: str, path: str, allow: Sequence[str]) -> Any:
         raise refuse(f"the installed {module} has no such class; name a factory instead") from e
     except (Exception, SystemExit) as e:
         raise refuse(f"importing {module} failed ({describe(e, 120)})") from e
-    why = _why_unfit(target, allow)
-    if why:
+    if why := _why_unfit(target, allow):
         raise refuse(why)
     return target
 
@@ -154,16 +132,13 @@ def check_allowed(allow: Sequence[str]) -> None:
 
 
 def _why_not_listed(name: str) -> str:
-    own = next((why for prefix, why in _OWN_REASONS.items() if is_under(name, [prefix])), "")
-    if own:
+    if own := next((why for prefix, why in _OWN_REASONS.items() if is_under(name, [prefix])), ""):
         return own
     root = name.partition(".")[0]
     if root in sys.stdlib_module_names or root == "torch":
         return "not a layer, and loading it could run code; only --trust would run it"
-    return (
-        f"{root} is not on the allow-list; --allow {root} imports it (which runs its code), "
-        "--trust runs whatever the file holds"
-    )
+    ways = f"--allow {root} imports it (which runs its code), --trust runs whatever the file holds"
+    return f"{root} is not on the allow-list; {ways}"
 
 
 def _why_unfit(target: Any, allow: Sequence[str]) -> str:

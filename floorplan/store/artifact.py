@@ -22,7 +22,7 @@ from torch import fx, nn
 from floorplan.errors import FloorplanError, LoadError
 from floorplan.files import whole
 from floorplan.store.admit import check_allowed
-from floorplan.store.graphs import Reader, decode_graph, encode_graph, safe_path
+from floorplan.store.graphs import Reader, decode_graph, encode_graph, require, safe_path
 from floorplan.store.modules import build, class_name, encode_module, packages_of, refuse_code
 from floorplan.store.recognize import damaged_record
 from floorplan.store.tensors import decode_tensors, encode_tensors, is_container, module_at, tensor_at
@@ -80,9 +80,8 @@ def load_artifact(
     except Exception as e:
         known = "Weights only load failed" in str(e) or "weights_only" in str(e)
         reason = "it holds more than plain data" if known else first_line(e)
-        raise LoadError(
-            f"{path}: not an adapted.pt: {reason}; floorplan.load reads what floorplan.save or rewrite wrote"
-        ) from e
+        way = "floorplan.load reads what floorplan.save or rewrite wrote"
+        raise LoadError(f"{path}: not an adapted.pt: {reason}; {way}") from e
     try:
         if bad := damaged_record(path):
             raise LoadError(f"damaged: {bad} does not match its checksum; write the file again")
@@ -115,17 +114,13 @@ def _module_records(gm: fx.GraphModule, called: set[str], allow: Sequence[str]) 
         elif id(m) in first:
             record["shared_with"] = first[id(m)]
             shared.add(path)
-        elif path and (path in called or _is_leaf(m)):
+        elif path and (path in called or (not is_container(m) and class_name(m) is not None)):
             record["class"], record["config"] = encode_module(m, where, allow)
             leaves.add(path)
         else:
             refuse_code(m, where)
         first.setdefault(id(m), path)
         yield record
-
-
-def _is_leaf(module: nn.Module) -> bool:
-    return not is_container(module) and class_name(module) is not None
 
 
 def decode(document: Any, allow: Sequence[str] = ()) -> fx.GraphModule:
@@ -141,12 +136,10 @@ def decode(document: Any, allow: Sequence[str] = ()) -> fx.GraphModule:
 def _decode(document: Any, reader: Reader) -> fx.GraphModule:
     if type(document) is not dict or document.get("format") != FORMAT:
         raise LoadError(f"not a {FORMAT} document; write it with `floorplan rewrite`")
-    if set(document) != _KEYS:
-        odd = sorted(str(k) for k in set(document) ^ _KEYS)
-        raise LoadError(f"unknown or missing entry {short(odd[0])}; refused")
+    odd = sorted(str(k) for k in set(document) ^ _KEYS)
+    require(not odd, f"unknown or missing entry {short(next(iter(odd), ''))}")
     meta = reader.json(document["meta"], "meta")
-    if type(meta) is not dict:
-        raise LoadError("meta: not a dict; refused")
+    require(type(meta) is dict, "meta: not a dict")
     gm = fx.GraphModule(nn.Module(), fx.Graph())
     _add_modules(gm, document["modules"], reader)
     decode_tensors(gm, document)
@@ -160,34 +153,27 @@ def _decode(document: Any, reader: Reader) -> fx.GraphModule:
 
 
 def _check_path(gm: fx.GraphModule, node: fx.Node) -> None:
+    """LoadError unless a node's module or tensor is there; a layer may be handed to another one, as remat does."""
     where, path = f"graph node {node.name}", str(node.target)
-    if node.op == "call_module":
-        module = module_at(gm, path)
-        if module is None or is_container(module):
-            raise LoadError(f"{where}: the file has no module {short(path)} to call; refused")
-    if node.op == "get_attr" and tensor_at(gm, path) is None and _handed_over(gm, path) is None:
-        raise LoadError(f"{where}: the file has no tensor {short(path)}; refused")
-
-
-def _handed_over(gm: fx.GraphModule, path: str) -> nn.Module | None:
-    """A layer that a graph gives to another one as an argument, as rematerialisation does."""
     module = module_at(gm, path)
-    return None if module is None or is_container(module) else module
+    layer = module is not None and not is_container(module)
+    if node.op == "call_module":
+        require(layer, f"{where}: the file has no module {short(path)} to call")
+    if node.op == "get_attr":
+        require(layer or tensor_at(gm, path) is not None, f"{where}: the file has no tensor {short(path)}")
 
 
 def _add_modules(gm: fx.GraphModule, records: Any, reader: Reader) -> None:
     """Build the module tree of `gm` from its records; the first one is `gm` itself."""
-    if type(records) is not list or not records:
-        raise LoadError("modules: not a list of modules; refused")
+    require(type(records) is list and records, "modules: not a list of modules")
     for i, record in enumerate(records):
-        if type(record) is not dict or set(record) - {"shared_with"} != _RECORD:
-            raise LoadError(f"module {i}: keys are not {', '.join(sorted(_RECORD))}; refused")
+        known = type(record) is dict and set(record) - {"shared_with"} == _RECORD
+        require(known, f"module {i}: keys are not {', '.join(sorted(_RECORD))}")
         path, config = record["path"], record["config"]
         where = f"module {short(path)}"
         texts = type(record["class"]) is str and (safe_path(path) if i else path == "")
-        fields = type(config) is dict and all(type(k) is str for k in config)
-        if not texts or not fields or type(record["training"]) is not bool:
-            raise LoadError(f"{where}: path, class, config or training is malformed; refused")
+        fields = type(config) is dict and all(type(k) is str for k in config) and type(record["training"]) is bool
+        require(texts and fields, f"{where}: path, class, config or training is malformed")
         if i:
             _add_module(gm, record, reader, where)
         else:
@@ -195,9 +181,8 @@ def _add_modules(gm: fx.GraphModule, records: Any, reader: Reader) -> None:
 
 
 def _add_module(gm: fx.GraphModule, record: dict[str, Any], reader: Reader, where: str) -> None:
-    path = record["path"]
-    above, _, name = path.rpartition(".")
-    parent, old = module_at(gm, above), module_at(gm, path)
+    above, _, name = record["path"].rpartition(".")
+    parent, old = module_at(gm, above), module_at(gm, record["path"])
     if record["class"] == _PART and old is not None:
         old.training = record["training"]
         return

@@ -9,7 +9,7 @@ stay lists; every other container and constant is a dict with one key, its tag.
 
 import keyword
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,28 +30,22 @@ _RESERVED = frozenset(("torch", "self", "inf", "nan", "NoneType", "device", "fx_
 _ATOM = re.compile(r"[\w\- /:+]+", re.ASCII)  # Python would fold other letters into these
 
 
-def _constants(kind: type) -> dict[str, Any]:
-    found = (v for v in vars(torch).values() if isinstance(v, kind))
-    return {str(v).removeprefix("torch."): v for v in found}
-
-
 _CONSTANTS: dict[str, dict[str, Any]] = {
-    "dtype": _constants(torch.dtype),
-    "memory_format": _constants(torch.memory_format),
-    "layout": _constants(torch.layout),
+    kind.__name__: {str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, kind)}
+    for kind in (torch.dtype, torch.memory_format, torch.layout)
 }
 
 
-def identifier(text: object) -> bool:
+def require(ok: object, said: str) -> None:
+    """LoadError, where a file that may be hostile does not hold what it must."""
+    if not ok:
+        raise LoadError(f"{said}; refused")
+
+
+def identifier(text: Any) -> bool:
     """Whether fx may write `text` as a name: ASCII, no keyword, no dunder."""
-    return (
-        isinstance(text, str)
-        and text.isascii()
-        and text.isidentifier()
-        and not keyword.iskeyword(text)
-        and not text.startswith("__")
-        and text not in _RESERVED
-    )
+    plain = isinstance(text, str) and text.isascii() and text.isidentifier()
+    return plain and not (keyword.iskeyword(text) or text.startswith("__") or text in _RESERVED)
 
 
 def safe_path(text: object) -> bool:
@@ -64,20 +58,22 @@ def safe_path(text: object) -> bool:
 def encode_value(value: Any, where: str) -> Any:
     """A graph argument as plain data; FloorplanError names the type that is not data."""
     kind = type(value)
+
+    def each(values: Iterable[Any]) -> list[Any]:
+        return [encode_value(v, where) for v in values]
+
     if kind in _SCALARS:
         return value
     if isinstance(value, fx.Node):
         return {"node": value.name}
-    if kind is torch.Size:
-        return {"size": [encode_value(v, where) for v in value]}
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return {"tuple": [encode_value(v, where) for v in value]}
+        return {"size" if kind is torch.Size else "tuple": each(value)}
     if isinstance(value, list):
-        return [encode_value(v, where) for v in value]
+        return each(value)
     if isinstance(value, dict) and kind.__name__ in ("dict", "immutable_dict"):
-        return {"dict": [[encode_value(k, where), encode_value(v, where)] for k, v in value.items()]}
+        return {"dict": [each(pair) for pair in value.items()]}
     if isinstance(value, slice):
-        return {"slice": [encode_value(v, where) for v in (value.start, value.stop, value.step)]}
+        return {"slice": each((value.start, value.stop, value.step))}
     if value is Ellipsis:
         return {"ellipsis": True}
     if isinstance(value, torch.device):
@@ -104,12 +100,10 @@ class Reader:
         if type(data) in _SCALARS:
             return data
         if type(data) is list:
-            return [self.value(v, where, depth + 1) for v in data]
-        if type(data) is dict and len(data) == 1:
-            tag, body = next(iter(data.items()))
-            if type(tag) is str and tag in _TAGS:
-                return _TAGS[tag](self, body, where, depth + 1)
-        raise LoadError(f"{where}: {short(data)} is not an encoded value; refused")
+            return self.items(data, where, depth + 1)
+        require(type(data) is dict and len(data) == 1, f"{where}: {short(data)} is not an encoded value")
+        ((tag, body),) = data.items()
+        return self._tagged(tag, body, where, depth + 1)
 
     def json(self, data: Any, where: str, depth: int = 0) -> Any:
         """A copy of JSON-like data (dict with text keys, list, scalar); LoadError otherwise."""
@@ -122,11 +116,42 @@ class Reader:
             return {k: self.json(v, where, depth + 1) for k, v in data.items()}
         raise LoadError(f"{where}: a {type(data).__name__} is not JSON data; refused")
 
-    def items(self, body: Any, where: str, depth: int, length: int | None = None) -> list[Any]:
+    def items(self, body: Any, where: str, depth: int = 0, length: int | None = None) -> list[Any]:
         """The decoded members of a list, of a given length if any."""
-        if type(body) is not list or length not in (None, len(body)):
-            raise LoadError(f"{where}: {short(body)} is not a list of the right length; refused")
+        fits = type(body) is list and length in (None, len(body))
+        require(fits, f"{where}: {short(body)} is not a list of the right length")
         return [self.value(v, where, depth) for v in body]
+
+    def _tagged(self, tag: Any, body: Any, where: str, depth: int) -> Any:
+        text = body if type(body) is str else None
+        match tag:
+            case "node":
+                require(text in self.nodes, f"{where}: uses {short(body)}, which no earlier node defines")
+                return self.nodes[body]
+            case "tuple":
+                return tuple(self.items(body, where, depth))
+            case "slice":
+                return slice(*self.items(body, where, depth, 3))
+            case "ellipsis":
+                return ...
+            case "size":
+                sizes = self.items(body, where, depth)
+                require(all(type(v) is int for v in sizes), f"{where}: a size holds something that is not an integer")
+                return torch.Size(sizes)
+            case "dict":
+                require(type(body) is list, f"{where}: {short(body)} is not a list of pairs")
+                pairs = [self.items(pair, where, depth + 1, 2) for pair in body]
+                require(all(type(k) in _SCALARS for k, _ in pairs), f"{where}: a dict key is not a number or text")
+                return dict(pairs)
+            case "device":
+                require(text and re.fullmatch(r"[a-z]+(:\d{1,4})?", text), f"{where}: {short(body)} is not a device")
+                try:
+                    return torch.device(body)
+                except RuntimeError as e:
+                    raise LoadError(f"{where}: this torch knows no device {short(body)}; refused") from e
+        require(tag in _CONSTANTS, f"{where}: a dict is not an encoded value")
+        require(text in _CONSTANTS[tag], f"{where}: this torch knows no {tag} {short(body)}")
+        return _CONSTANTS[tag][body]
 
     def _count(self, where: str, depth: int) -> None:
         self.left -= 1
@@ -134,91 +159,27 @@ class Reader:
             raise LoadError(f"{where}: nested too deep or too large; refused")
 
 
-def _node(r: Reader, body: Any, where: str, depth: int) -> fx.Node:
-    if type(body) is not str or body not in r.nodes:
-        raise LoadError(f"{where}: uses {short(body)}, which no earlier node defines; refused")
-    return r.nodes[body]
-
-
-def _dict(r: Reader, body: Any, where: str, depth: int) -> dict[Any, Any]:
-    if type(body) is not list:
-        raise LoadError(f"{where}: {short(body)} is not a list of pairs; refused")
-    pairs = [r.items(pair, where, depth + 1, 2) for pair in body]
-    if any(type(k) not in _SCALARS for k, _ in pairs):
-        raise LoadError(f"{where}: a dict key is not a number or text; refused")
-    return dict(pairs)
-
-
-def _size(r: Reader, body: Any, where: str, depth: int) -> torch.Size:
-    items = r.items(body, where, depth)
-    if any(type(v) is not int for v in items):
-        raise LoadError(f"{where}: a size holds something that is not an integer; refused")
-    return torch.Size(items)
-
-
-def _device(r: Reader, body: Any, where: str, depth: int) -> torch.device:
-    if type(body) is not str or not re.fullmatch(r"[a-z]+(:\d{1,4})?", body):
-        raise LoadError(f"{where}: {short(body)} is not a device; refused")
-    try:
-        return torch.device(body)
-    except RuntimeError as e:
-        raise LoadError(f"{where}: this torch knows no device {short(body)}; refused") from e
-
-
-def _ellipsis(r: Reader, body: Any, where: str, depth: int) -> Any:
-    return ...
-
-
-def _constant(tag: str) -> Callable[[Reader, Any, str, int], Any]:
-    def read(r: Reader, body: Any, where: str, depth: int) -> Any:
-        if type(body) is not str or body not in _CONSTANTS[tag]:
-            raise LoadError(f"{where}: this torch knows no {tag} {short(body)}; refused")
-        return _CONSTANTS[tag][body]
-
-    return read
-
-
-_TAGS: dict[str, Callable[[Reader, Any, str, int], Any]] = {
-    "node": _node,
-    "size": _size,
-    "tuple": lambda r, body, where, depth: tuple(r.items(body, where, depth)),
-    "dict": _dict,
-    "slice": lambda r, body, where, depth: slice(*r.items(body, where, depth, 3)),
-    "ellipsis": _ellipsis,
-    "device": _device,
-    **{tag: _constant(tag) for tag in _CONSTANTS},
-}
-
-
 def encode_graph(graph: fx.Graph) -> list[dict[str, Any]]:
     """One record a node, in order; FloorplanError for a graph that is not data."""
     if not calls_plainly(graph):
-        raise FloorplanError(
-            "graph: has its own calling convention (torch.export); re-trace it with torch.fx.symbolic_trace first"
-        )
+        way = "re-trace it with torch.fx.symbolic_trace first"
+        raise FloorplanError(f"graph: has its own calling convention (torch.export); {way}")
     records = []
     for n in graph.nodes:
         where = f"graph node {n.name}"
         target = n.target if isinstance(n.target, str) else name_of(n.target, where)
-        record = {
-            "op": n.op,
-            "name": n.name,
-            "target": target,
-            "args": [encode_value(a, where) for a in n.args],
-            "kwargs": {k: encode_value(v, where) for k, v in n.kwargs.items()},
-        }
-        _check_call(n.op, target, n.args, n.kwargs, where, FloorplanError)
-        records.append(record)
+        args = [encode_value(a, where) for a in n.args]
+        kwargs = {k: encode_value(v, where) for k, v in n.kwargs.items()}
+        if fault := _fault(n.op, target, n.args, n.kwargs):
+            raise FloorplanError(f"{where}: {fault}; refused")
+        records.append({"op": n.op, "name": n.name, "target": target, "args": args, "kwargs": kwargs})
     return records
 
 
-def _check_call(
-    op: str, target: str, args: tuple[Any, ...], kwargs: dict[str, Any], where: str, error: type[FloorplanError]
-) -> None:
-    """Refuse names, keyword names and attribute reads that are not what tracing produces."""
-    bad = [k for k in kwargs if not identifier(k) and k != "device"]
-    if bad:
-        raise error(f"{where}: {short(bad[0])} is not a keyword name; refused")
+def _fault(op: str, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What of a node's names, keyword names and attribute reads tracing does not produce; "" for nothing."""
+    if bad := [k for k in kwargs if not identifier(k) and k != "device"]:
+        return f"{short(bad[0])} is not a keyword name"
     ok, what = True, "target"
     match op:
         case "placeholder":
@@ -239,35 +200,30 @@ def _check_call(
         case "call_function":
             pass
         case _:
-            what = f"op {short(op)} with"
-            ok = False
-    if not ok:
-        raise error(f"{where}: {what} {short(target)} is not on the allow-list; refused")
+            ok, what = False, f"op {short(op)} with"
+    return "" if ok else f"{what} {short(target)} is not on the allow-list"
 
 
 def decode_graph(records: Any, reader: Reader) -> fx.Graph:
     """The graph of a list of records; LoadError names the first one that may not be."""
-    if type(records) is not list or not records:
-        raise LoadError("graph: not a list of nodes; refused")
+    require(type(records) is list and records, "graph: not a list of nodes")
     graph = fx.Graph()
     for i, record in enumerate(records):
         where = f"graph node {i}"
-        if type(record) is not dict or set(record) != {"op", "name", "target", "args", "kwargs"}:
-            raise LoadError(f"{where}: keys are not op, name, target, args, kwargs; refused")
+        known = type(record) is dict and set(record) == {"op", "name", "target", "args", "kwargs"}
+        require(known, f"{where}: keys are not op, name, target, args, kwargs")
         name, op, target = record["name"], record["op"], record["target"]
-        if not identifier(name) or type(op) is not str or type(target) is not str:
-            raise LoadError(f"{where}: op, name or target {short(name)} is not a name; refused")
+        named = identifier(name) and type(op) is str and type(target) is str
+        require(named, f"{where}: op, name or target {short(name)} is not a name")
         where = f"graph node {name}"
-        args = tuple(reader.items(record["args"], where, 0))
-        if type(record["kwargs"]) is not dict:
-            raise LoadError(f"{where}: kwargs is not a dict; refused")
+        args = tuple(reader.items(record["args"], where))
+        require(type(record["kwargs"]) is dict, f"{where}: kwargs is not a dict")
         kwargs = {k: reader.value(v, where) for k, v in record["kwargs"].items()}
-        _check_call(op, target, args, kwargs, where, LoadError)
-        if (op == "output") != (i == len(records) - 1):
-            raise LoadError(f"{where}: output is not the last node; refused")
+        fault = _fault(op, target, args, kwargs)
+        require(not fault, f"{where}: {fault}")
+        require((op == "output") == (i == len(records) - 1), f"{where}: output is not the last node")
         callee = function_named(target, where) if op == "call_function" else target
         node = graph.create_node(op, callee, args, kwargs, name=name)
-        if node.name != name:
-            raise LoadError(f"{where}: the name is taken or reserved; refused")
+        require(node.name == name, f"{where}: the name is taken or reserved")
         reader.nodes[name] = node
     return graph

@@ -49,18 +49,16 @@ def _cut_records(ops: list[_Op]) -> list[_Op]:
         elif name in _PUT and kept and kept[-1][0] == "BINUNICODE":
             strings[arg] = kept[-1]
         kept.append(strings[arg] if name in _GET and arg in lost else op)
-        if name == "BINPERSID" and _first(kept[start:], strings) == "module":
-            record = kept[start:]
+        record = kept[start:] if name == "BINPERSID" else []
+        if len(record) > 1 and _said(record[1], strings) == "module":
             lost |= {a for n, a, _ in record if n in _PUT and a in strings}
             kept[start:] = _class_of(record, strings)
     return kept
 
 
-def _first(record: list[_Op], strings: dict[int, _Op]) -> Any:
-    """The first element of a record's tuple, fetched from the memo if need be."""
-    for name, arg, _ in record[1:2]:
-        return strings[arg][1] if name in _GET and arg in strings else arg
-    return None
+def _said(op: _Op, strings: dict[int, _Op]) -> Any:
+    """What an opcode writes, fetched from the memo if need be."""
+    return strings[op[1]][1] if op[0] in _GET and op[1] in strings else op[1]
 
 
 def _class_of(record: list[_Op], strings: dict[int, _Op]) -> list[_Op]:

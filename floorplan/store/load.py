@@ -5,6 +5,7 @@ pkg.mod:factory   -> the user's own code: imported and called without arguments
 path/file.py:name -> the same, from a file that need not be importable
 """
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -45,11 +46,8 @@ def load_model(spec: str, *, weights: str | None = None, allow: Sequence[str] = 
     runs code of its own choice only with `trust`. `weights` is copied over the module, strictly.
     """
     check_allowed(allow)
-    if ":" in spec and not _exists(spec):
-        module, source = _from_factory(spec)
-        notes: tuple[str, ...] = ()
-    else:
-        module, source, notes = _from_file(spec, allow, trust)
+    factory = ":" in spec and not _exists(spec)
+    module, source, notes = (*_from_factory(spec), ()) if factory else _from_file(spec, allow, trust)
     module, unwrapped = _unwrap(module, spec)
     notes += unwrapped
     if weights is not None:
@@ -68,9 +66,7 @@ def _exists(path: str) -> bool:
 def load_weights(module: nn.Module, path: str, *, allow: Sequence[str] = (), trust: bool = False) -> tuple[str, ...]:
     """Copy a state_dict file into `module`; every key and shape must match. Returns notes."""
     kind, found = _read(path, allow, trust)
-    if kind == SAFETENSORS:
-        found = _read_safetensors(path)
-    return copy_weights(module, found, path)
+    return copy_weights(module, _read_safetensors(path) if kind == SAFETENSORS else found, path)
 
 
 def _read(path: str, allow: Sequence[str], trust: bool) -> tuple[str, Any]:
@@ -82,9 +78,8 @@ def _read(path: str, allow: Sequence[str], trust: bool) -> tuple[str, Any]:
             raise load_error(path, f"cannot be read ({describe(e)})") from e
         if what.kind == REFUSED or (what.kind == TAR and not trust):
             raise load_error(path, what.why)
-        if what.kind == SAFETENSORS:
-            return what.kind, None
-        return what.kind, read(file, what.kind, path, allow=allow, trust=trust)
+        found = None if what.kind == SAFETENSORS else read(file, what.kind, path, allow=allow, trust=trust)
+        return what.kind, found
 
 
 def _read_safetensors(path: str) -> dict[str, torch.Tensor]:
@@ -100,19 +95,17 @@ def _from_file(path: str, allow: Sequence[str], trust: bool) -> tuple[nn.Module,
     kind, found = _read(path, allow, trust)
     if kind == SAFETENSORS:
         raise load_error(path, f"safetensors hold weights only: {_FACTORY}")
+    notes: tuple[str, ...] = ()
     if isinstance(found, nn.Module):
-        return found, f"{path} ({type(found).__name__})", _damage(path)
-    if isinstance(found, Mapping):
+        module, source = found, f"{path} ({type(found).__name__})"
+    elif isinstance(found, Mapping):
         module, source, notes = _from_mapping(found, path, allow)
-        return module, source, notes + _damage(path)
-    what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
-    raise load_error(path, f"holds {what}, not a model")
-
-
-def _damage(path: str) -> tuple[str, ...]:
-    """A note, no refusal: torch can be told to write no checksums."""
-    bad = damaged_record(path)
-    return (f"{bad} does not match its checksum: damaged, or saved without checksums",) if bad else ()
+    else:
+        what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise load_error(path, f"holds {what}, not a model")
+    if bad := damaged_record(path):  # a note, no refusal: torch can be told to write no checksums
+        notes += (f"{bad} does not match its checksum: damaged, or saved without checksums",)
+    return module, source, notes
 
 
 def _from_mapping(found: Mapping[Any, Any], path: str, allow: Sequence[str]) -> tuple[nn.Module, str, tuple[str, ...]]:
@@ -125,8 +118,7 @@ def _from_mapping(found: Mapping[Any, Any], path: str, allow: Sequence[str]) -> 
             return module, source, (f"took the model under the key {key!r} of a dict",)
     if is_state_dict(found):
         raise load_error(path, f"holds a state_dict ({len(found)} tensors), no model: {_FACTORY}")
-    inner = next((k for k in keys if is_state_dict(found.get(k))), None)
-    if inner is not None:
+    if (inner := next((k for k in keys if is_state_dict(found.get(k))), None)) is not None:
         raise load_error(path, f"a checkpoint with a state_dict under {inner!r}: {_FACTORY}")
     names = ", ".join(k if isinstance(k, str) else type(k).__name__ for k in list(found)[:4])
     raise load_error(path, f"holds a dict without a model in it (keys: {names or 'none'})")
@@ -136,8 +128,7 @@ def _load_artifact(path: str, allow: Sequence[str]) -> nn.Module:
     from floorplan.store.artifact import load_artifact
 
     try:
-        module: nn.Module = load_artifact(path, map_location="cpu", allow=allow)
-        return module
+        return load_artifact(path, map_location="cpu", allow=allow)
     except LoadError:
         raise
     except Exception as e:
@@ -169,18 +160,16 @@ def _from_factory(spec: str) -> tuple[nn.Module, str]:
     is_file = where.endswith(".py") or "/" in where or "\\" in where
     with import_path(str(Path(where).parent) if is_file else "."):
         home = _import_source(where, spec) if is_file else _import_module(where, spec)
-        target: Any = home
-        for part in name.split("."):
-            try:
-                target = getattr(target, part)
-            except Exception as e:
-                raise load_error(spec, f"{where} has no {name!r}{_near(home)}") from e
+        try:
+            target = functools.reduce(getattr, name.split("."), home)
+        except Exception as e:
+            raise load_error(spec, f"{where} has no {name!r}{_near(home)}") from e
         return _build(target, spec)
 
 
 def _near(home: Any) -> str:
-    public = [n for n, v in vars(home).items() if callable(v) and not n.startswith("_")]
-    own = [n for n in public if getattr(vars(home)[n], "__module__", "") == home.__name__]
+    public = {n: v for n, v in vars(home).items() if callable(v) and not n.startswith("_")}
+    own = [n for n, v in public.items() if getattr(v, "__module__", "") == home.__name__]
     return f" (it has {', '.join(own[:5])})" if own else ""
 
 
@@ -189,8 +178,7 @@ def _build(target: Any, spec: str) -> tuple[nn.Module, str]:
         return target, f"{spec} ({type(target).__name__})"
     if not callable(target):
         raise load_error(spec, f"a {type(target).__name__}, neither callable nor a torch.nn.Module")
-    needed = _required(target)
-    if needed:
+    if needed := _required(target):
         raise load_error(spec, f"needs arguments ({', '.join(needed)}); name a function without")
     try:
         module = target()

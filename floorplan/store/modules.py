@@ -21,9 +21,10 @@ from floorplan import layers
 from floorplan.errors import FloorplanError, LoadError
 from floorplan.layers.layer import Layer
 from floorplan.store.admit import SCRIPT, admit, is_module_class, is_under
-from floorplan.store.graphs import Reader, encode_value
+from floorplan.store.graphs import Reader, encode_value, require
+from floorplan.store.tensors import registered_as
 from floorplan.text import first_line, short
-from floorplan.torch_doors import buffers_of, hooks_of, parameters_of, transient_of
+from floorplan.torch_doors import hooks_of, tensors_of
 
 # Containers, modules that hold callables, and modules whose arguments leave no attributes.
 _EXCLUDED = frozenset(
@@ -53,12 +54,8 @@ _SKIPPED = frozenset("device dtype min_value max_value size_average reduce proce
 @cache
 def torch_classes() -> dict[str, type[nn.Module]]:
     """Leaf modules of torch.nn by qualified name."""
-    found = {}
-    for name in nn.modules.__all__:
-        cls = getattr(nn, name)
-        if name not in _EXCLUDED and not name.startswith(("Lazy", "Transformer")):
-            found[f"torch.nn.{name}"] = cls
-    return found
+    named = (n for n in nn.modules.__all__ if n not in _EXCLUDED and not n.startswith(("Lazy", "Transformer")))
+    return {f"torch.nn.{n}": getattr(nn, n) for n in named}
 
 
 @cache
@@ -76,10 +73,7 @@ def own_classes() -> dict[str, type[Layer]]:
 
 
 def class_name(module: nn.Module, allow: Sequence[str] = ()) -> str | None:
-    """The name under which a file stores the module's class; None if it may not.
-
-    A Layer from outside has its own name, and so has a module of a package of `allow`.
-    """
+    """The name of the module's class in a file; None if it may have none: it is no Layer, of no package of `allow`."""
     cls = type(module)
     if (name := next((n for t in (torch_classes, own_classes) for n, c in t().items() if c is cls), None)) is not None:
         return name
@@ -97,17 +91,14 @@ def _fields(cls: type[nn.Module]) -> list[str]:
     if cls in _FIELDS:
         return _FIELDS[cls]
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(cls).parameters.values()
-    named = [p.name for p in parameters if p.kind not in variadic]
+    named = [n for n, p in inspect.signature(cls).parameters.items() if p.kind not in variadic]
     return [n for n in named if n not in _SKIPPED and not n.startswith("_")]
 
 
 def _argument(module: nn.Module, name: str) -> Any:
     read = _READ.get((type(module), name))
     value = read(module) if read else getattr(module, name)
-    if name == "bias" and (value is None or isinstance(value, Tensor)):
-        return value is not None
-    return value
+    return value is not None if name == "bias" and isinstance(value, Tensor | None) else value
 
 
 def config_of(module: nn.Module, where: str) -> dict[str, Any]:
@@ -134,9 +125,8 @@ def _outside(name: str, allow: Sequence[str], where: str) -> Any:
     if all(p.isidentifier() for p in name.split(".")) and package not in {*sys.stdlib_module_names, "torch"}:
         if is_under(name, allow):
             found = admit(name, where, allow)
-            if is_module_class(found):
-                return found
-            raise LoadError(f"{where}: {short(name)} is no torch.nn.Module; refused")
+            require(is_module_class(found), f"{where}: {short(name)} is no torch.nn.Module")
+            return found
         way = f'; --allow {package}, in Python load(…, allow=("{package}",)), imports it, which runs its code'
     raise LoadError(f"{where}: class {short(name)} is not on the allow-list; refused{way}")
 
@@ -151,8 +141,8 @@ def _construct(cls: type[nn.Module], name: str, config: dict[str, Any], reader: 
         again = config_of(module, where)
     except Exception as e:
         raise LoadError(f"{where}: arguments do not fit {name} ({first_line(e)}); refused") from e
-    if repr(sorted(again.items())) != repr(sorted(config.items())):
-        raise LoadError(f"{where}: arguments of {name} do not read back as written; refused")
+    same = repr(sorted(again.items())) == repr(sorted(config.items()))
+    require(same, f"{where}: arguments of {name} do not read back as written")
     return module
 
 
@@ -162,29 +152,23 @@ def encode_module(module: nn.Module, where: str, allow: Sequence[str] = ()) -> t
         refuse_code(m, where)
     name, cls = class_name(module, allow), type(module)
     if name is None:
-        raise FloorplanError(
-            f"{where} ({cls.__module__}.{cls.__qualname__}) is not a torch.nn module: adapted.pt"
-            " holds data only; trace into it, or keep it out of the rewritten model"
-        )
+        way = "adapted.pt holds data only; trace into it, or keep it out of the rewritten model"
+        raise FloorplanError(f"{where} ({cls.__module__}.{cls.__qualname__}) is not a torch.nn module: {way}")
     script = cls.__module__ == "__main__" or cls.__module__.startswith(SCRIPT)
     if isinstance(module, Layer) and (script or getattr(sys.modules[cls.__module__], cls.__qualname__, 0) is not cls):
         raise FloorplanError(f"{where}: {name} is no class that a file can name; put it into a module to be imported")
     config = config_of(module, where)
-    rebuilt = _construct(cls, name, config, Reader(), where)
-    different = _difference(module, rebuilt)
-    if different:
-        raise FloorplanError(
-            f"{where} ({name}): {different}, which its constructor arguments do not say; adapted.pt holds data only"
-        )
+    if different := _difference(module, _construct(cls, name, config, Reader(), where)):
+        lost = f"{different}, which its constructor arguments do not say"
+        raise FloorplanError(f"{where} ({name}): {lost}; adapted.pt holds data only")
     return name, config
 
 
 def refuse_code(m: nn.Module, where: str) -> None:
     """Raise FloorplanError if hooks, parametrizations or a patched forward hang on this module."""
     if hasattr(m, "parametrizations"):
-        raise FloorplanError(
-            f"{where}: is parametrized, which is code; call torch.nn.utils.parametrize.remove_parametrizations first"
-        )
+        way = "call torch.nn.utils.parametrize.remove_parametrizations first"
+        raise FloorplanError(f"{where}: is parametrized, which is code; {way}")
     if hooks := hooks_of(m):
         raise FloorplanError(f"{where}: has {next(iter(hooks))}, which are code; remove them first")
     if "forward" in vars(m):
@@ -213,13 +197,9 @@ def _difference(module: nn.Module, rebuilt: nn.Module) -> str:
 
 def _shapes(module: nn.Module) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Kind and shape of every tensor of a module."""
-    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for path, m in module.named_modules():
-        for name, p in parameters_of(m).items():
-            if p is not None:
-                shapes[f"{path}.{name}"] = ("parameter", tuple(p.shape))
-        for name, b in buffers_of(m).items():
-            if b is not None:
-                kept = name not in transient_of(m)
-                shapes[f"{path}.{name}"] = ("buffer" if kept else "transient", tuple(b.shape))
-    return shapes
+    return {
+        f"{path}.{name}": (registered_as(m, name), tuple(t.shape))
+        for path, m in module.named_modules()
+        for name, t in tensors_of(m).items()
+        if t is not None
+    }

@@ -52,6 +52,14 @@ class Recognized:
     why: str = ""
 
 
+def _refused(why: str) -> Recognized:
+    return Recognized(REFUSED, why)
+
+
+def _unknown(looks: str) -> Recognized:
+    return _refused(f"not a torch model file (looks like {looks})")
+
+
 def load_error(where: object, what: str) -> LoadError:
     """The one-line LoadError `where: what`; both may come from a hostile file."""
     return LoadError(one_line(f"{one_line(where, 200)}: {what}", 900))
@@ -85,13 +93,13 @@ def recognize(file: BinaryIO, name: str) -> Recognized:
 
 def _recognize(file: BinaryIO, name: str, head: bytes, size: int) -> Recognized:
     if not head:
-        return Recognized(REFUSED, "the file is empty")
+        return _refused("the file is empty")
     if head.startswith(b"PK"):
         return _zip(file)
     if head[:1] == b"\x80" and TORCH_MAGIC in head[:32]:
         return Recognized(LEGACY)
     if size < 15 and (b"\x80\x02" + TORCH_MAGIC).startswith(head):
-        return Recognized(REFUSED, f"truncated: {size} bytes of a torch.save file")
+        return _refused(f"truncated: {size} bytes of a torch.save file")
     if _is_tar(head):
         return _tar(file)
     return _weights(head, size) or _onnx(file, size) or _foreign(head, name)
@@ -99,20 +107,19 @@ def _recognize(file: BinaryIO, name: str, head: bytes, size: int) -> Recognized:
 
 def _foreign(head: bytes, name: str) -> Recognized:
     """The refusal of all other data, by its magic, then its suffix, then whether it is text."""
-    looks = next((what for magic, what in _MAGICS if head.startswith(magic)), "")
-    if not looks and head[4:8] == b"TFL3":
-        looks = "a TensorFlow Lite model"
-    if not looks and head[:1] == b"\x80" and len(head) > 1 and head[1] in range(2, 6):
-        looks = "a plain pickle: nothing in it was run"
-    if not looks and name.endswith(".py"):
-        return Recognized(REFUSED, "Python source; name the factory in it: FILE.py:factory")
-    if not looks and head.lstrip()[:1] == b"<":
-        looks = "an HTML or XML page, perhaps of a failed download"
-    if not looks and name.endswith(".onnx"):
-        return Recognized(REFUSED, f"damaged ONNX model: {ONNX}")
-    if not looks and _is_text(head):
-        looks = "text"
-    return Recognized(REFUSED, f"not a torch model file (looks like {looks or 'unknown data'})")
+    if looks := next((what for magic, what in _MAGICS if head.startswith(magic)), ""):
+        return _unknown(looks)
+    if head[4:8] == b"TFL3":
+        return _unknown("a TensorFlow Lite model")
+    if head[:1] == b"\x80" and len(head) > 1 and head[1] in range(2, 6):
+        return _unknown("a plain pickle: nothing in it was run")
+    if name.endswith(".py"):
+        return _refused("Python source; name the factory in it: FILE.py:factory")
+    if head.lstrip()[:1] == b"<":
+        return _unknown("an HTML or XML page, perhaps of a failed download")
+    if name.endswith(".onnx"):
+        return _refused(f"damaged ONNX model: {ONNX}")
+    return _unknown("text" if _is_text(head) else "unknown data")
 
 
 def _is_text(head: bytes) -> bool:
@@ -128,25 +135,21 @@ def _zip(file: BinaryIO) -> Recognized:
         with zipfile.ZipFile(file) as archive:
             names = archive.namelist()
     except Exception as e:
-        why = f"truncated or damaged zip archive ({describe(e, 100)}); copy or download it again"
-        return Recognized(REFUSED, why)
+        return _refused(f"truncated or damaged zip archive ({describe(e, 100)}); copy or download it again")
     tails = {n.partition("/")[2] for n in names} | set(names)
     if any(t.startswith("code/") for t in tails) or tails & {"constants.pkl", "model.json"}:
-        return Recognized(REFUSED, f"TorchScript archive: {EAGER}")
+        return _refused(f"TorchScript archive: {EAGER}")
     exported = {"archive_format", "serialized_exported_program.json"}
     if tails & exported or any(t.startswith("models/") and t.endswith(".json") for t in tails):
-        why = f"exported program (.pt2), whose own loader may run code and is not called: {EAGER}"
-        return Recognized(REFUSED, why)
+        return _refused(f"exported program (.pt2), whose own loader may run code and is not called: {EAGER}")
     if any(t.startswith(".data/extern_modules") for t in tails):
-        return Recognized(REFUSED, f"torch.package archive, which is code to run: {EAGER}")
+        return _refused(f"torch.package archive, which is code to run: {EAGER}")
     if "data.pkl" in tails:
         return Recognized(ZIP)
-    looks = "a zip archive without data.pkl"
     if any(t.endswith(".weights.h5") for t in tails):
-        looks = "a Keras model"
-    elif names and all(n.endswith(".npy") for n in names):
-        looks = "NumPy .npz arrays"
-    return Recognized(REFUSED, f"not a torch model file (looks like {looks})")
+        return _unknown("a Keras model")
+    arrays = names and all(n.endswith(".npy") for n in names)
+    return _unknown("NumPy .npz arrays" if arrays else "a zip archive without data.pkl")
 
 
 def damaged_record(file: BinaryIO | Path | str) -> str:
@@ -159,13 +162,10 @@ def damaged_record(file: BinaryIO | Path | str) -> str:
 
 
 def _is_tar(head: bytes) -> bool:
-    if head[257:262] == b"ustar":
-        return True
     try:
-        tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+        return head[257:262] == b"ustar" or bool(tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape"))
     except (tarfile.HeaderError, ValueError):
         return False
-    return True
 
 
 def _tar(file: BinaryIO) -> Recognized:
@@ -174,23 +174,21 @@ def _tar(file: BinaryIO) -> Recognized:
         with tarfile.open(fileobj=file, mode="r:") as archive:
             names = [member.name for member in archive]
     except Exception as e:
-        return Recognized(REFUSED, f"truncated or damaged tar archive ({describe(e, 100)})")
+        return _refused(f"truncated or damaged tar archive ({describe(e, 100)})")
     parts = {part for n in names for part in Path(n).parts}
     if parts & {"code", "constants.pkl", "model.json"}:
-        return Recognized(REFUSED, f"TorchScript archive: {EAGER}")
+        return _refused(f"TorchScript archive: {EAGER}")
     if {"pickle", "storages", "tensors"} <= set(names):
         why = "torch.save file of torch 0.1 (tar), which has no safe reader: load it in torch and"
         return Recognized(TAR, f"{why} save it again, or pass --trust")
-    return Recognized(REFUSED, "not a torch model file (looks like a tar archive: unpack it first)")
+    return _unknown("a tar archive: unpack it first")
 
 
 def _weights(head: bytes, size: int) -> Recognized | None:
     if len(head) < 10 or head[8:10] not in (b'{"', b"{}"):
         return None
     (length,) = struct.unpack("<Q", head[:8])
-    if length > size - 8:
-        return Recognized(REFUSED, f"truncated safetensors file ({size} bytes)")
-    return Recognized(SAFETENSORS)
+    return Recognized(SAFETENSORS) if length <= size - 8 else _refused(f"truncated safetensors file ({size} bytes)")
 
 
 def _onnx(file: BinaryIO, size: int) -> Recognized | None:
@@ -198,22 +196,17 @@ def _onnx(file: BinaryIO, size: int) -> Recognized | None:
     seen: set[int] = set()
     whole = True
     file.seek(0)
-    while file.tell() < size:
+    while whole and file.tell() < size:
         tag = _varint(file)
-        if tag is None or _ONNX_FIELDS.get(tag >> 3) != tag & 7:
+        value = _varint(file) if tag is not None and _ONNX_FIELDS.get(tag >> 3) == tag & 7 else None
+        if tag is None or value is None or (tag >> 3 == 1 and not 1 <= value <= 100):
             whole = False
-            break
-        value = _varint(file)
-        if value is None or (tag >> 3 == 1 and not 1 <= value <= 100):
-            whole = False
-            break
-        seen.add(tag >> 3)
-        if tag & 7 == 2 and file.seek(value, 1) > size:
-            whole = False
-            break
+        else:
+            seen.add(tag >> 3)
+            whole = tag & 7 != 2 or file.seek(value, 1) <= size
     if not {1, 7} <= seen:
         return None
-    return Recognized(REFUSED, f"{'ONNX model' if whole else 'damaged ONNX model'}: {ONNX}")
+    return _refused(f"{'ONNX model' if whole else 'damaged ONNX model'}: {ONNX}")
 
 
 def _varint(file: BinaryIO) -> int | None:

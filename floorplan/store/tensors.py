@@ -13,30 +13,28 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from floorplan.errors import FloorplanError, LoadError
-from floorplan.store.graphs import safe_path
+from floorplan.errors import FloorplanError
+from floorplan.store.graphs import require, safe_path
 from floorplan.text import short
-from floorplan.torch_doors import buffers_of, children_of, has_gradient_hook, parameters_of, tensors_of, transient_of
+from floorplan.torch_doors import children_of, has_gradient_hook, parameters_of, tensors_of, transient_of
 
 _KINDS = ("parameter", "buffer", "transient", "constant")
 
 
 def encode_tensors(gm: fx.GraphModule) -> dict[str, Any]:
     """The entries state, kinds, tied and requires_grad; tensors are shared with `gm`."""
-    state: dict[str, Tensor] = {}
     kinds: dict[str, str] = {}
-    tied: dict[str, str] = {}
     first: dict[int, str] = {}
-    trainable: list[str] = []
+    own: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
     for name, kind, tensor in _tensors(gm, _read_by_graph(gm)):
         kinds[name] = kind
         if first.setdefault(id(tensor), name) != name:
             tied[name] = first[id(tensor)]
             continue
+        own[name] = tensor
         _refuse(tensor, f"tensor {name}")
-        state[name] = tensor.detach()
-        if tensor.requires_grad:
-            trainable.append(name)
+    state, trainable = {n: t.detach() for n, t in own.items()}, [n for n, t in own.items() if t.requires_grad]
     return {"state": state, "kinds": kinds, "tied": tied, "requires_grad": trainable}
 
 
@@ -44,16 +42,13 @@ def _read_by_graph(gm: fx.GraphModule) -> set[int]:
     """Identities of the tensors that get_attr nodes read."""
     found: set[int] = set()
     for node in gm.graph.nodes:
-        if node.op == "get_attr":
-            if module_at(gm, str(node.target)) is not None:
-                continue  # a layer that is handed to another one; its tensors are the model's own
-            value = reduce(getattr, str(node.target).split("."), gm)
-            if not isinstance(value, Tensor):
-                raise FloorplanError(
-                    f"graph node {node.name}: reads {node.target}, a {type(value).__name__};"
-                    " adapted.pt holds tensors only"
-                )
-            found.add(id(value))
+        if node.op != "get_attr" or module_at(gm, str(node.target)) is not None:
+            continue  # a layer that is handed to another one; its tensors are the model's own
+        value = reduce(getattr, str(node.target).split("."), gm)
+        if not isinstance(value, Tensor):
+            read = f"reads {node.target}, a {type(value).__name__}"
+            raise FloorplanError(f"graph node {node.name}: {read}; adapted.pt holds tensors only")
+        found.add(id(value))
     return found
 
 
@@ -61,18 +56,16 @@ def _tensors(gm: fx.GraphModule, wanted: set[int]) -> Iterator[tuple[str, str, T
     """(name, kind, tensor) of every parameter, buffer and bare tensor that the graph reads."""
     for path, m in gm.named_modules():
         prefix = f"{path}." if path else ""
-        for name, p in parameters_of(m).items():
-            if p is not None:
-                yield prefix + name, "parameter", p
-        for name, b in buffers_of(m).items():
-            if b is not None:
-                yield prefix + name, _buffer_kind(m, name), b
+        yield from ((prefix + name, registered_as(m, name), t) for name, t in tensors_of(m).items() if t is not None)
         for name, value in vars(m).items():
             if isinstance(value, Tensor) and id(value) in wanted:
                 yield prefix + name, "constant", value
 
 
-def _buffer_kind(module: nn.Module, name: str) -> str:
+def registered_as(module: nn.Module, name: str) -> str:
+    """parameter, buffer or transient."""
+    if name in parameters_of(module):
+        return "parameter"
     return "transient" if name in transient_of(module) else "buffer"
 
 
@@ -115,14 +108,11 @@ def decode_tensors(gm: fx.GraphModule, document: dict[str, Any]) -> None:
     _check_entries(document)
     state, kinds, tied = document["state"], document["kinds"], document["tied"]
     trainable = set(document["requires_grad"])
-    made: dict[str, Tensor] = {}
-    for name in state:
-        made[name] = _revive(state[name], kinds[name], name in trainable)
+    made = {name: _revive(t, kinds[name], name in trainable) for name, t in state.items()}
     for name, kind in kinds.items():
         _attach(gm, name, kind, made[tied.get(name, name)])
     for path, t in (*gm.named_parameters(), *gm.named_buffers()):
-        if t.is_meta:
-            raise LoadError(f"tensor {path}: missing from the file; refused")
+        require(not t.is_meta, f"tensor {path}: missing from the file")
 
 
 def _revive(t: Tensor, kind: str, trainable: bool) -> Tensor:
@@ -133,42 +123,37 @@ def _revive(t: Tensor, kind: str, trainable: bool) -> Tensor:
 
 def _check_entries(document: dict[str, Any]) -> None:
     state, kinds, tied, trainable = (document[k] for k in ("state", "kinds", "tied", "requires_grad"))
-    if not all(type(d) is dict for d in (state, kinds, tied)) or type(trainable) is not list:
-        raise LoadError("state, kinds, tied, requires_grad: not dicts and a list; refused")
+    shaped = all(type(d) is dict for d in (state, kinds, tied)) and type(trainable) is list
+    require(shaped, "state, kinds, tied, requires_grad: not dicts and a list")
     for name, kind in kinds.items():
-        if not safe_path(name) or type(kind) is not str or kind not in _KINDS:
-            raise LoadError(f"tensor {short(name)}: name or kind {short(kind)} unknown; refused")
+        known = safe_path(name) and type(kind) is str and kind in _KINDS
+        require(known, f"tensor {short(name)}: name or kind {short(kind)} unknown")
     for name, first in tied.items():
-        if type(first) is not str or first not in state or name in state:
-            raise LoadError(f"tensor {short(name)}: tied to {short(first)}; refused")
-    if set(kinds) != {*state, *tied}:
-        raise LoadError("kinds: does not name the tensors of state and tied; refused")
+        fits = type(first) is str and first in state and name not in state
+        require(fits, f"tensor {short(name)}: tied to {short(first)}")
+    require(set(kinds) == {*state, *tied}, "kinds: does not name the tensors of state and tied")
     for name in trainable:
-        if type(name) is not str or name not in state:
-            raise LoadError(f"requires_grad: no tensor {short(name)}; refused")
+        require(type(name) is str and name in state, f"requires_grad: no tensor {short(name)}")
     for name, t in state.items():
-        if not _plain(t) or t.is_meta or t.requires_grad:
-            raise LoadError(f"tensor {short(name)}: not a plain dense tensor; refused")
+        require(_plain(t) and not t.is_meta and not t.requires_grad, f"tensor {short(name)}: not a plain dense tensor")
 
 
 def _attach(gm: fx.GraphModule, name: str, kind: str, tensor: Tensor) -> None:
     above, _, last = name.rpartition(".")
-    module = module_at(gm, above)
-    if module is None:
-        raise LoadError(f"tensor {name}: no module {short(above)}; refused")
-    if kind == "parameter" and not isinstance(tensor, nn.Parameter):
-        raise LoadError(f"tensor {name}: tied to a tensor that is no parameter; refused")
+    module, parameter = module_at(gm, above), tensor if isinstance(tensor, nn.Parameter) else None
+    require(module is not None, f"tensor {name}: no module {short(above)}")
+    assert module is not None
+    require(kind != "parameter" or parameter is not None, f"tensor {name}: tied to a tensor that is no parameter")
     registered = tensors_of(module)
     if last in registered:
         expected = registered[last]
-        found = "parameter" if last in parameters_of(module) else _buffer_kind(module, last)
-        if expected is None or found != kind or expected.shape != tensor.shape:
-            raise LoadError(f"tensor {name}: kind or shape does not fit its module; refused")
+        fits = expected is not None and registered_as(module, last) == kind and expected.shape == tensor.shape
+        require(fits, f"tensor {name}: kind or shape does not fit its module")
         setattr(module, last, tensor)
-    elif not is_container(module) or hasattr(module, last):
-        raise LoadError(f"tensor {name}: its module has no such {kind}; refused")
-    elif isinstance(tensor, nn.Parameter) and kind == "parameter":
-        module.register_parameter(last, tensor)
+        return
+    require(is_container(module) and not hasattr(module, last), f"tensor {name}: its module has no such {kind}")
+    if kind == "parameter":
+        module.register_parameter(last, parameter)
     elif kind == "constant":
         setattr(module, last, tensor)
     else:

@@ -103,11 +103,8 @@ def _foreign_names(file: BinaryIO, kind: str, name: str) -> list[str]:
     for pickled in _pickles(file, kind):
         for op, arg, _ in pickletools.genops(pickled):
             if op.name in _OPCODES_LEFT_OUT or (op.name == "PROTO" and arg != 2):
-                raise load_error(
-                    name,
-                    "written with another pickle protocol than torch.save's "
-                    f"default ({op.name} {arg}); save it again without one",
-                )
+                what = "written with another pickle protocol than torch.save's default"
+                raise load_error(name, f"{what} ({op.name} {arg}); save it again without one")
             if op.name == "GLOBAL":
                 found[modern(str(arg))] = None
     return [n for n in found if not is_plain(n)]
@@ -133,8 +130,7 @@ def _audited(found: Any, name: str) -> Any:
         elif isinstance(value, list):
             value[:] = [clean(v) for v in value]
         elif isinstance(value, nn.Module):
-            why = _why_not_plain(value)
-            if why:
+            if why := _why_not_plain(value):
                 raise load_error(name, f"its {type(value).__name__} {why}")
             clean(vars(value))
         return value

@@ -18,12 +18,13 @@ NESTED = ("state_dict", "model", "model_state_dict", "net")
 _PREFIXES = ("module.", "_orig_mod.")
 _SHOWN = 3
 
+_State = dict[str, torch.Tensor]
+
 
 def is_state_dict(found: object) -> bool:
     """Whether `found` is a mapping from names to tensors, and not empty."""
-    if not isinstance(found, Mapping) or not found:
-        return False
-    return all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in found.items())
+    items = found.items() if isinstance(found, Mapping) else ()
+    return bool(items) and all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in items)
 
 
 def copy_weights(module: nn.Module, found: object, path: str) -> tuple[str, ...]:
@@ -31,9 +32,8 @@ def copy_weights(module: nn.Module, found: object, path: str) -> tuple[str, ...]
     try:
         given, notes = _state_dict_in(found, path)
         expected = module.state_dict()
-        given, stripped = _strip(given, expected, path)
-        notes += stripped
-        notes += _compare(given, expected, path)
+        given = _strip(given, expected, path, notes)
+        _compare(given, expected, path, notes)
         module.load_state_dict(given, strict=True)
     except LoadError:
         raise
@@ -42,11 +42,10 @@ def copy_weights(module: nn.Module, found: object, path: str) -> tuple[str, ...]
     return tuple(notes)
 
 
-def _state_dict_in(found: object, path: str) -> tuple[dict[str, torch.Tensor], list[str]]:
+def _state_dict_in(found: object, path: str) -> tuple[_State, list[str]]:
     notes: list[str] = []
     if isinstance(found, Mapping) and not is_state_dict(found):
-        key = next((k for k in NESTED if isinstance(found.get(k), Mapping | nn.Module)), None)
-        if key is not None:
+        if (key := next((k for k in NESTED if isinstance(found.get(k), Mapping | nn.Module)), None)) is not None:
             notes.append(f"took the weights under the key {key!r}")
             found = found[key]
     if isinstance(found, nn.Module):
@@ -63,14 +62,10 @@ def _state_dict_in(found: object, path: str) -> tuple[dict[str, torch.Tensor], l
     return dict(found), notes
 
 
-def _strip(
-    given: dict[str, torch.Tensor], expected: Mapping[str, Any], path: str
-) -> tuple[dict[str, torch.Tensor], list[str]]:
+def _strip(given: _State, expected: Mapping[str, Any], path: str, notes: list[str]) -> _State:
     """Drop the prefixes that wrappers put before every key, where the model has none such."""
-    notes = []
-    while True:
-        shared = next((p for p in _PREFIXES if all(k.startswith(p) for k in given)), None)
-        if shared is None or (expected and all(k.startswith(shared) for k in expected)):
+    while shared := next((p for p in _PREFIXES if all(k.startswith(p) for k in given)), ""):
+        if expected and all(k.startswith(shared) for k in expected):
             break
         given = {k.removeprefix(shared): v for k, v in given.items()}
         notes.append(f"stripped the {shared!r} prefix of {len(given)} keys")
@@ -81,38 +76,31 @@ def _strip(
             raise load_error(path, "has keys both with and without '_orig_mod.'")
         given = plain
         notes.append(f"stripped '_orig_mod.' inside {len(inner)} keys")
-    return given, notes
+    return given
 
 
-def _compare(given: dict[str, torch.Tensor], expected: Mapping[str, Any], path: str) -> list[str]:
+def _compare(given: _State, expected: Mapping[str, Any], path: str, notes: list[str]) -> None:
     missing = [k for k in expected if k not in given]
     unexpected = [k for k in given if k not in expected]
     both = [k for k in given if k in expected and isinstance(expected[k], torch.Tensor)]
-    notes: list[str] = []
     counters = [k for k in missing if k.rpartition(".")[2] == "num_batches_tracked"]
     if counters and not any(k.rpartition(".")[2] == "num_batches_tracked" for k in given):
         # Files older than these counters, which torch itself fills in.
         missing = [k for k in missing if k not in counters]
         notes.append(f"the file has no num_batches_tracked: {len(counters)} keep their value")
-    shapes = [
-        f"{k} {list(given[k].shape)} for {list(expected[k].shape)}" for k in both if given[k].shape != expected[k].shape
-    ]
+    sizes = {k: (given[k].shape, expected[k].shape) for k in both}
+    shapes = [f"{k} {list(has)} for {list(wants)}" for k, (has, wants) in sizes.items() if has != wants]
     kinds = [k for k in both if _kind(given[k]) != _kind(expected[k])]
-    parts = [
-        _few(missing, "missing"),
-        _few(unexpected, "unexpected"),
-        _few(shapes, "of another shape"),
-        _few(kinds, "of another kind of number"),
-    ]
-    if any(parts):
-        raise load_error(path, "does not fit the model: " + "; ".join(p for p in parts if p))
+    said = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    said["of another kind of number"] = kinds
+    if parts := [_few(keys, what) for what, keys in said.items() if keys]:
+        raise load_error(path, "does not fit the model: " + "; ".join(parts))
     if any(expected[k].is_meta for k in both):
         raise load_error(path, "the model is on the meta device, where weights cannot be copied")
     cast = [k for k in both if given[k].dtype != expected[k].dtype]
     if cast:
         pair = f"{given[cast[0]].dtype} to {expected[cast[0]].dtype}".replace("torch.", "")
         notes.append(f"cast {len(cast)} tensors to the model's precision ({pair})")
-    return notes
 
 
 def _kind(tensor: torch.Tensor) -> tuple[bool, bool, bool]:
@@ -120,9 +108,7 @@ def _kind(tensor: torch.Tensor) -> tuple[bool, bool, bool]:
 
 
 def _few(keys: list[str], what: str) -> str:
-    """`3 keys missing (a, b, …)`, or nothing."""
-    if not keys:
-        return ""
+    """`3 keys missing (a, b, …)`"""
     more = ", …" if len(keys) > _SHOWN else ""
     plural = "" if len(keys) == 1 else "s"
     return f"{len(keys)} key{plural} {what} ({', '.join(keys[:_SHOWN])}{more})"
