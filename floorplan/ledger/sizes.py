@@ -13,9 +13,10 @@ from typing import Any, cast
 
 import sympy
 import torch
+from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
-from floorplan.torch_doors import ConstantSource, SymbolEnv, schema_of
+from floorplan.torch_doors import ConstantSource, SymbolEnv, directly, schema_of
 
 
 class Sized(SymbolEnv):
@@ -64,7 +65,7 @@ class Sized(SymbolEnv):
                 e = self.written_out(e)
                 if isinstance(e, sympy.Eq):
                     self._learn(e)
-                elif self.decided(e):
+                elif _two_or_more(e) or self.decided(e):
                     continue
             found.append(e)
         return found
@@ -74,6 +75,12 @@ class Sized(SymbolEnv):
         for width, total in (e.args, e.args[::-1]):
             if width.is_Symbol and total.is_Add and width not in total.free_symbols:
                 self.equal[width] = total
+
+
+def _two_or_more(e: sympy.Expr) -> bool:
+    """Whether this says of a sum of the model's sizes, each 1 or more, that it is 2 or more."""
+    plain = isinstance(e, sympy.Ge) and e.args[0].is_Add and e.args[1] == 2
+    return plain and all(a.is_Symbol and a.is_positive for a in e.args[0].args)
 
 
 def _is_product(e: sympy.Expr) -> bool:
@@ -93,7 +100,7 @@ def with_names(func: Any, out: Any) -> Any:
     hints, strides = _hints(out.shape), _hints(out.stride())
     for layout in _LAYOUTS.get(out.dim(), (torch.contiguous_format,)):
         if _strides(hints, layout) == strides:
-            return torch.empty(sizes, dtype=out.dtype, device=out.device, memory_format=layout)
+            return made(out, sizes, layout)
     return out
 
 
@@ -128,8 +135,20 @@ def concatenated(tensors: Sequence[Any], dim: int = 0) -> Any:
     if any((e[0], *e[2:]) != (exprs[0][0], *exprs[0][2:]) for e in exprs):
         return None
     size = sympy.Add(*(e[1] for e in exprs))
-    made = env.create_symintnode(size, hint=sum(h[1] for h in hints))
-    return first.new_empty([first.shape[0], env.named(made), *first.shape[2:]])
+    width = env.create_symintnode(size, hint=sum(h[1] for h in hints))
+    return made(first, [first.shape[0], env.named(width), *first.shape[2:]])
+
+
+def made(like: Any, sizes: Sequence[Any], layout: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """A new fake of these sizes, of the other's type and on its device."""
+    return directly(like, torch.empty, sizes, dtype=like.dtype, device="meta", memory_format=layout)
+
+
+def made_like(x: Any) -> Tensor:
+    """torch.empty_like of a fake."""
+    if _hints(x.stride()) != _strides(_hints(x.shape), torch.contiguous_format):
+        return torch.empty_like(x)
+    return directly(x, torch.empty_strided, x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 def _hints(sizes: Sequence[Any]) -> list[int]:

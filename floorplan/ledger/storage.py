@@ -17,6 +17,8 @@ from floorplan.ledger.kernels import as_really_run
 from floorplan.torch_doors import READ_NUMBER, FakeTensor, TorchDispatchMode, next_number, running_number, tree_iter
 from floorplan.trees import storage_key
 
+READ_DEVICE = torch.ops.prim.device.default  # .device of a fake
+
 
 @dataclass
 class Life:
@@ -91,6 +93,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.node = name
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is READ_DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         if self.direction == "backward":
             self._follow_autograd()
         if func is READ_NUMBER and self.direction == "optimizer" and isinstance(args[0], FakeTensor):
