@@ -16,7 +16,11 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
+from floorplan.errors import TraceError
 from floorplan.torch_doors import ConstantSource, SymbolEnv, directly, schema_of
+
+TOO_LONG = "the sizes that it compares are expressions too long for a symbolic run"
+_LONG, _MOST = 30, 150  # parts of an expression that is long; those of all long ones at which a run is given up
 
 
 class Sized(SymbolEnv):
@@ -27,6 +31,18 @@ class Sized(SymbolEnv):
         self.defined: dict[sympy.Symbol, sympy.Expr] = {}  # name -> its size, in symbols of the model
         self.equal: dict[sympy.Symbol, sympy.Expr] = {}  # a width of the model -> the sum that it was compared with
         self._by_size: dict[sympy.Expr, Any] = {}
+        self._compared: set[Any] = set()
+        self._long = 0
+
+    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        """Answer a comparison; a run whose comparisons get longer and longer would not end."""
+        if orig_expr not in self._compared:
+            self._compared.add(orig_expr)
+            parts = sum(1 for _ in sympy.preorder_traversal(orig_expr))
+            self._long += parts if parts > _LONG else 0
+            if self._long > _MOST:
+                raise TraceError(TOO_LONG)
+        return super().evaluate_expr(orig_expr, *args, **kwargs)
 
     def replaces(self, symbol: sympy.Symbol, value: sympy.Expr) -> bool:
         """Names stay what they are defined as."""
