@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 from torch._C._autograd import _get_sequence_nr
 from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher  # ops by Python kernels
 from torch._dynamo.source import ConstantSource as ConstantSource  # names a symbol
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor  # a tensor without data
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # makes and runs them
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -140,13 +140,20 @@ def by_foreach(params: list[Tensor]) -> bool:
 # --- fakes and ops
 
 no_modes = _disable_current_modes  # a context in which ops run unseen, on real tensors
-VALUES_ASKED = (DataDependentOutputException, DynamicOutputShapeException)  # a fake run needed a tensor's content
+VALUES_ASKED = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)  # content needed
 READ_NUMBER = torch.ops.aten._local_scalar_dense.default  # .item()
 BATCH_NORMS = (torch.ops.aten._native_batch_norm_legit.default, torch.ops.aten._native_batch_norm_legit.no_stats)
 ADAPTIVE_BACKWARD = {2: torch.ops.aten._adaptive_avg_pool2d_backward, 3: torch.ops.aten._adaptive_avg_pool3d_backward}
 OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 schema_of: Callable[[Any], Any] = attrgetter("_schema")  # name, overload_name, arguments and returns of an op
 op_names = torch._C._dispatch_get_all_op_names  # as NAMESPACE::NAME[.OVERLOAD], without TorchScript's own: aten::save
+
+
+def directly(like: Any, kernel: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """A fake beside `like` of what torch's C++ kernel makes of fakes, past their own Python dispatch."""
+    with fake_tensor.in_kernel_invocation_manager(like.fake_mode):
+        out = kernel(*args, **kwargs)
+    return FakeTensor(like.fake_mode, out, like.fake_device)
 
 
 def wants_values(e: Exception) -> bool:
@@ -185,8 +192,7 @@ def kernel_of(op: Any) -> Any:
 
 def slow_transposed(args: Iterable[Any]) -> bool:
     """Whether torch computes a convolution of real tensors by its own transposed 3-D kernel."""
-    backends = cast(Any, torch._C)._ConvBackend
-    return bool(torch._C._select_conv_backend(*args) == backends.SlowTranspose3d)
+    return bool(torch._C._select_conv_backend(*args) == cast(Any, torch._C)._ConvBackend.SlowTranspose3d)
 
 
 # --- torch.fx

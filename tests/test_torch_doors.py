@@ -213,6 +213,17 @@ def test_optimizers_step_all_at_once_where_the_door_says() -> None:
 # --- fakes and ops
 
 
+def test_a_fake_is_made_directly_by_the_kernel_of_tensors_without_data() -> None:
+    mode = doors.FakeTensorMode()
+    x = mode.from_tensor(X)
+    with mode:
+        part = doors.directly(x, torch.ops.aten.slice.Tensor, x, 1, 1, 2)
+        new = doors.directly(x, torch.empty, [2, 3], dtype=x.dtype, device="meta")
+    assert isinstance(part, doors.FakeTensor) and part.fake_mode is mode and part.device == new.device == X.device
+    assert (part.shape, part.stride(), part.storage_offset()) == ((2, 1, 8, 8), X.stride(), 64)
+    assert part.untyped_storage()._cdata == x.untyped_storage()._cdata and new.shape == (2, 3)
+
+
 def test_fakes_have_sizes_and_no_values() -> None:
     with doors.FakeTensorMode() as mode:
         t = mode.from_tensor(X, static_shapes=True)

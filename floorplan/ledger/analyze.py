@@ -17,6 +17,7 @@ from floorplan.ledger.fakes import Sizes, concrete_fakes, symbolic_fakes
 from floorplan.ledger.figures import Figures, figures, measure
 from floorplan.ledger.run import Run, Step, Watch, observe, run
 from floorplan.ledger.sides import try_other_sides
+from floorplan.ledger.sizes import TOO_LONG
 from floorplan.trees import tensors_in
 
 HOOKS = Watch(hooks=True)
@@ -51,13 +52,14 @@ def analyze(
     own = real is not None and not isinstance(real, fx.GraphModule)
     gm = _making_constants(gm) if own else gm
     step, tensors = Step(gm, tuple(inputs), backward=backward, autocast=autocast), list(tensors_in(tuple(inputs)))
+    failures: list[str] = []
     kept = _own(real, step.forward, HOOKS) if own else None
     plain = _own(real, step, Watch()) if kept is not None else None
     trains = plain is not None and backward
     if kept is not None and plain is not None:  # its own two runs agree, and the symbolic one agrees with them
         exact = figures(cast(nn.Module, real), kept, plain, tensors)
         if exact.saved == exact.saved_census and not any(s.hidden for s in kept.saved):
-            if (proved := _proved(step, kept, opaque)) is not None:
+            if (proved := _proved(step, kept, opaque, failures)) is not None:
                 return Analysis(proved[0], exact, proved[1], True, trains, _any_batch(proved[0]))
     fakes = concrete_fakes(gm, inputs)
     state = real if real is not None and own else fakes.gm
@@ -70,8 +72,8 @@ def analyze(
     except TraceError as e:
         raise TraceError(overwritten(gm, inputs) or str(e)) from e
     exact = figures(state, hooked, plain, tensors)
-    failures: list[str] = []
-    proof, notes = _proved(step, hooked, opaque, failures) or (
+    failures = [f for f in failures if TOO_LONG in f]
+    proof, notes = (None if failures else _proved(step, hooked, opaque, failures)) or (
         _unproven(gm, inputs, hooked, opaque, failures),
         (f"not proved: {failures[-1]}",),
     )
@@ -180,6 +182,8 @@ def _proved(
             seen = run(step.forward, HOOKS, fakes)
         except TraceError as e:
             failures.append(str(e))
+            if TOO_LONG in failures[-1]:
+                break
             continue
         proof = _with_exact_sizes(prove(cast(fx.GraphModule, step.model), fakes, seen, opaque), exact)
         if across and not _any_batch(proof):

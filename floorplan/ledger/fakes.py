@@ -8,6 +8,7 @@
 Hints are chosen so that nothing is unified by accident: a prime for B, for r and for each position.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +22,8 @@ from floorplan.graph.copies import clone_structure, own_tensors, replace_tensors
 from floorplan.layers.adapter import adapters
 from floorplan.ledger.kernels import quiet_fakes
 from floorplan.ledger.sizes import Sized
-from floorplan.torch_doors import ConstantSource, ConvNd, FakeTensorMode, tree_map
+from floorplan.torch_doors import ConstantSource, ConvNd, FakeTensorMode, directly, tree_map
+from floorplan.trees import storage_key
 
 DUCK, STATIC, DYNAMIC = DimDynamic.DUCK, DimDynamic.STATIC, DimDynamic.DYNAMIC
 AXES = {1: ("T0",), 2: ("H0", "W0"), 3: ("D0", "H0", "W0")}
@@ -92,6 +94,8 @@ class _Symbolic:
         self.sizes, self.device = sizes, device
         self.widths = {n for t in _all_tensors(gm) for n in t.shape[:2]}
         self.used = {n for t in _all_tensors(gm) for n in t.shape} | sizes.taken
+        self.storages = Counter(storage_key(t) for t in {id(t): t for t in _all_tensors(gm)}.values())
+        self.made: dict[tuple[Any, ...], Any] = {}  # a fake of each kind
         self.hints: dict[tuple[str, int], int] = {}
         self.names: dict[sympy.Symbol, sympy.Symbol] = {}
         self.values: dict[str, int] = {}
@@ -121,7 +125,11 @@ class _Symbolic:
     def state(self, name: str, t: Tensor, m: nn.Module) -> Tensor:
         axes = self.axes.get(id(t), "CC").ljust(t.dim(), ".")
         shape = [self.rank_hint if a == "r" else n for a, n in zip(axes, t.shape, strict=False)]
+        key, alone = (*shape, *t.stride(), axes, t.dtype, t.device), self.storages[storage_key(t)] == 1
+        if (first := self.made.get(key)) is not None and alone:  # equal sizes share their symbols
+            return directly(first, torch.empty_strided, first.shape, first.stride(), dtype=t.dtype, device="meta")
         fake = self.fake(name, shape, t, [STATIC if a == "." else DUCK for a in axes[: t.dim()]])
+        self.made[key] = fake
         for size, a, n in zip(fake.shape, axes, t.shape, strict=False):
             self._name(size, a, n, name)
         return fake

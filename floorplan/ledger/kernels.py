@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from floorplan.layers.activations import ACTIVATIONS
 from floorplan.ledger.recurrent import LAYER, LAYER_BACKWARD, two_bias_gradients, with_workspace
-from floorplan.ledger.sizes import concatenated, viewed, with_names
+from floorplan.ledger.sizes import concatenated, made, made_like, viewed, with_names
 from floorplan.torch_doors import (
     BATCH_NORMS,
     FakeTensor,
+    directly,
     enable_python_dispatcher,
     no_modes,
     other_kernels,
@@ -134,6 +136,48 @@ _IN_PLACE = frozenset(f"{name}_" for name in _POINTWISE | {"zero"})
 _VIEWS = (_aten.view.default, _aten.reshape.default)
 
 
+# Their shapes, strides and aliases are computed in C++ by the code that real tensors go through.
+_DIRECT = (_aten.slice.Tensor, _aten.detach.default, _aten.cat.default)
+_OF_EQUAL = (_aten.add.Tensor, _aten.threshold_backward.default)
+_NORMS = {_aten.native_batch_norm.default: 5, _aten.native_batch_norm_backward.default: 7}  # where `training` stands
+
+
+def _concrete(func: Any, args: Sequence[Any]) -> Any:
+    """The result of a common op on concrete fakes, None if torch's Python kernels and caches have to see it."""
+    if func not in _DIRECT and func not in _OF_EQUAL and func not in _NORMS:
+        return None
+    tensors = args[0] if func is _aten.cat.default else [t for t in args if isinstance(t, Tensor)]
+    x = tensors[0]
+    if not all(_is_plain(t, x) for t in tensors):
+        return None
+    if func in _DIRECT:
+        return directly(x, func, *args)
+    alike = all(t.dtype == torch.float32 for t in tensors)
+    if func in _OF_EQUAL:
+        alike = alike and len(tensors) == 2 and x.shape == tensors[1].shape and all(map(_is_ordered, tensors))
+        return made(x, x.shape) if alike else None
+    maps = tensors[: 1 + (func is _aten.native_batch_norm_backward.default)]
+    if not alike or x.device.type != "cpu" or args[_NORMS[func]] is not True or not all(map(_is_a_map, maps)):
+        return None
+    return tuple(made(x, s) for s in (x.shape, x.shape[1:2], x.shape[1:2]))
+
+
+def _is_plain(t: Any, like: Any) -> bool:
+    """Whether a fake of one dimension or more stands beside another, without symbols and without a known value."""
+    alike = type(t) is FakeTensor and t.fake_mode is like.fake_mode and t.fake_device == like.fake_device
+    return alike and t.constant is None and t.dim() > 0 and not _is_symbolic(t)
+
+
+def _is_ordered(x: Tensor) -> bool:
+    """Whether each stride is longer than the next: what is made of such maps of one shape is contiguous."""
+    return 1 not in x.shape and all(a > b for a, b in pairwise(x.stride()))
+
+
+def _is_a_map(x: Tensor) -> bool:
+    """Whether strides say that this is [B, C, H, W] and no channels-last map."""
+    return x.dim() == 4 and x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)
+
+
 def _shortcut(func: Any, args: Sequence[Any]) -> Any:
     """The result of a common op on a symbolic fake, None if it has to be run.
 
@@ -148,10 +192,9 @@ def _shortcut(func: Any, args: Sequence[Any]) -> Any:
     if name in _IN_PLACE:
         return x
     if name in _POINTWISE and not schema_of(func).overload_name and x.is_floating_point():
-        return torch.empty_like(x)
+        return made_like(x)
     if func in BATCH_NORMS and args[-3] is True:
-        statistic = x.new_empty(x.shape[1])
-        return torch.empty_like(x), statistic, torch.empty_like(statistic)
+        return made_like(x), made(x, x.shape[1:2]), made(x, x.shape[1:2])
     return None
 
 
@@ -166,7 +209,8 @@ def as_really_run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 def _really(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     args = viewed(args) if func in _VIEWS else args
-    out = _shortcut(func, args) if not kwargs else None
+    out = _concrete(func, args) if not kwargs else None
+    out = _shortcut(func, args) if out is None and not kwargs else out
     out = func(*args, **kwargs) if out is None else out
     if (fix := _CORRECTIONS.get(func)) is not None and any(isinstance(t, FakeTensor) for t in tree_iter(out)):
         return fix(args, out)

@@ -27,6 +27,7 @@ class Namer:
         self.point = {self.ours[n]: sympy.Integer(v) for n, v in fakes.values.items()}
         self.cache: dict[Any, sympy.Expr] = {}
         self.formulas: dict[Any, str] = {}
+        self.texts: dict[sympy.Expr, str] = {}
         self.values_at: dict[sympy.Expr, int] = {}
 
     def _resolved(self, name: str) -> sympy.Expr:
@@ -68,7 +69,12 @@ class Namer:
 
     def show(self, e: sympy.Expr) -> str:
         """One dimension: a number, a symbol, or a named position such as H2."""
-        return str(self._alias(e))
+        return self._text(self._alias(e))
+
+    def _text(self, e: sympy.Expr) -> str:
+        if e not in self.texts:
+            self.texts[e] = str(e)
+        return self.texts[e]
 
     def _alias(self, e: sympy.Expr) -> sympy.Expr:
         free = e.free_symbols
@@ -108,12 +114,12 @@ class Namer:
             base, divisor = size.args
             return f"ceil({self._shorten(base - (divisor - 1))}/{divisor})"
         number = itemsize * sympy.prod([d for d in dims if d.is_number])
-        rest = [str(d) if d.is_Symbol else f"({d})" for d in dims if not d.is_number]
+        rest = [str(d) if d.is_Symbol else f"({self._text(d)})" for d in dims if not d.is_number]
         return "*".join([str(number), *rest])
 
     def _shorten(self, e: sympy.Expr) -> str:
         """The expression with positions under their short names, factored where that is cheap."""
-        longest = sorted(self.aliases.items(), key=lambda kv: -len(str(kv[0])))
+        longest = sorted(self.aliases.items(), key=lambda kv: -len(self._text(kv[0])))
         e = sympy.factor(e.xreplace({FloorDiv(*p.args[:2]): a for p, a in longest if isinstance(p, FloorDiv)}))
         for position, alias in longest:
             e = e.subs(position, alias)

@@ -193,6 +193,8 @@ class _Walker(fx.Interpreter):
         except Exception as e:
             if wants_values(e):
                 raise ReadsValues(f"{n.name}: reads tensor values, which a run without data cannot know") from e
+            if isinstance(e, TraceError):
+                raise TraceError(f"{n.name}: {e}") from e
             reason = " ".join(str(e).split())[:300]
             raise TraceError(f"{n.name}: {type(e).__name__}: {reason}; give sizes that fit with --input") from e
 

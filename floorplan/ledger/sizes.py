@@ -13,9 +13,14 @@ from typing import Any, cast
 
 import sympy
 import torch
+from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
-from floorplan.torch_doors import ConstantSource, SymbolEnv, schema_of
+from floorplan.errors import TraceError
+from floorplan.torch_doors import ConstantSource, SymbolEnv, directly, schema_of
+
+TOO_LONG = "the sizes that it compares are expressions too long for a symbolic run"
+_LONG, _MOST = 30, 150  # parts of an expression that is long; those of all long ones at which a run is given up
 
 
 class Sized(SymbolEnv):
@@ -26,6 +31,18 @@ class Sized(SymbolEnv):
         self.defined: dict[sympy.Symbol, sympy.Expr] = {}  # name -> its size, in symbols of the model
         self.equal: dict[sympy.Symbol, sympy.Expr] = {}  # a width of the model -> the sum that it was compared with
         self._by_size: dict[sympy.Expr, Any] = {}
+        self._compared: set[Any] = set()
+        self._long = 0
+
+    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        """Answer a comparison; a run whose comparisons get longer and longer would not end."""
+        if orig_expr not in self._compared:
+            self._compared.add(orig_expr)
+            parts = sum(1 for _ in sympy.preorder_traversal(orig_expr))
+            self._long += parts if parts > _LONG else 0
+            if self._long > _MOST:
+                raise TraceError(TOO_LONG)
+        return super().evaluate_expr(orig_expr, *args, **kwargs)
 
     def replaces(self, symbol: sympy.Symbol, value: sympy.Expr) -> bool:
         """Names stay what they are defined as."""
@@ -64,7 +81,7 @@ class Sized(SymbolEnv):
                 e = self.written_out(e)
                 if isinstance(e, sympy.Eq):
                     self._learn(e)
-                elif self.decided(e):
+                elif _two_or_more(e) or self.decided(e):
                     continue
             found.append(e)
         return found
@@ -74,6 +91,12 @@ class Sized(SymbolEnv):
         for width, total in (e.args, e.args[::-1]):
             if width.is_Symbol and total.is_Add and width not in total.free_symbols:
                 self.equal[width] = total
+
+
+def _two_or_more(e: sympy.Expr) -> bool:
+    """Whether this says of a sum of the model's sizes, each 1 or more, that it is 2 or more."""
+    plain = isinstance(e, sympy.Ge) and e.args[0].is_Add and e.args[1] == 2
+    return plain and all(a.is_Symbol and a.is_positive for a in e.args[0].args)
 
 
 def _is_product(e: sympy.Expr) -> bool:
@@ -93,7 +116,7 @@ def with_names(func: Any, out: Any) -> Any:
     hints, strides = _hints(out.shape), _hints(out.stride())
     for layout in _LAYOUTS.get(out.dim(), (torch.contiguous_format,)):
         if _strides(hints, layout) == strides:
-            return torch.empty(sizes, dtype=out.dtype, device=out.device, memory_format=layout)
+            return made(out, sizes, layout)
     return out
 
 
@@ -128,8 +151,20 @@ def concatenated(tensors: Sequence[Any], dim: int = 0) -> Any:
     if any((e[0], *e[2:]) != (exprs[0][0], *exprs[0][2:]) for e in exprs):
         return None
     size = sympy.Add(*(e[1] for e in exprs))
-    made = env.create_symintnode(size, hint=sum(h[1] for h in hints))
-    return first.new_empty([first.shape[0], env.named(made), *first.shape[2:]])
+    width = env.create_symintnode(size, hint=sum(h[1] for h in hints))
+    return made(first, [first.shape[0], env.named(width), *first.shape[2:]])
+
+
+def made(like: Any, sizes: Sequence[Any], layout: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """A new fake of these sizes, of the other's type and on its device."""
+    return directly(like, torch.empty, sizes, dtype=like.dtype, device="meta", memory_format=layout)
+
+
+def made_like(x: Any) -> Tensor:
+    """torch.empty_like of a fake."""
+    if _hints(x.stride()) != _strides(_hints(x.shape), torch.contiguous_format):
+        return torch.empty_like(x)
+    return directly(x, torch.empty_strided, x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 def _hints(sizes: Sequence[Any]) -> list[int]:

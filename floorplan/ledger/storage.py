@@ -18,6 +18,8 @@ from floorplan.ledger.kernels import as_really_run
 from floorplan.torch_doors import READ_NUMBER, FakeTensor, TorchDispatchMode, next_number, running_number, tree_iter
 from floorplan.trees import storage_key
 
+READ_DEVICE = torch.ops.prim.device.default  # .device of a fake
+
 
 @dataclass
 class Life:
@@ -82,6 +84,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._entered[at][1] if at >= 0 and number < self._forward_end else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is READ_DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         if self.direction == "backward" and (running := running_number()) is not None:
             name = self.maker_of(running)  # gradients are added up, and left on leaves, by the last one
             self.node = self.node if name is None else name
