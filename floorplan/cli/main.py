@@ -25,7 +25,7 @@ from floorplan.methods.merge_file import merge_file
 from floorplan.methods.subject import Source
 from floorplan.render import FORMS
 
-Config = Annotated[Path, typer.Argument(help="A pyproject.toml with [[tool.floorplan.gate]] entries.")]
+Config = Annotated[Path, typer.Argument(help="A pyproject.toml with [\\[tool.floorplan.gate]] entries.")]
 
 app = typer.Typer(
     add_completion=False,
@@ -55,7 +55,7 @@ def check(
     Exit code 0: AT_FLOOR. 1: ABOVE_FLOOR or UNPROVEN. 2: the input cannot be used.
     """
     to.add(sarif_file, lambda report: json.dumps(sarif.document(report), indent=1))
-    to.ready(given.model)
+    to.ready(given.model, given.weights)
     with busy(f"checking {given.model}"):
         source, dtype = given.source(batch), opt.dtype_of(autocast)
         report = api.checked(source, rank, how.plan(rank or 1), measure, dtype, mode)
@@ -81,8 +81,8 @@ def rewrite(
     target = ensure_writable(output, force)
     beside = [target.with_name(target.stem + ".report" + end) for end in (".json", ".md")]
     for path, form in zip(beside, ("json", "markdown"), strict=True):
-        to.add(ensure_writable(path, force), FORMS[form].of)
-    to.ready(given.model, output)
+        to.add(path, FORMS[form].of)
+    to.ready(given.model, given.weights, plan, output, force=force)
     with busy(f"rewriting {given.model}"):
         result = api.rewritten(given.source(batch), how.plan(rank), plan)
         api.save_verified(result, target, force=force, allow=given.allow or ())
@@ -123,7 +123,7 @@ def compare(
     plot: Annotated[str | None, typer.Option("--plot", help="Draw it: a .png, .svg or .pdf file.")] = None,
 ) -> None:
     """What each method keeps, holds and multiplies in one training step, side by side."""
-    to.ready(given.model, files=[plot])
+    to.ready(given.model, given.weights, files=[plot])
     if plot:
         ensure_drawable(plot)
     plans = plans_of(opt.names(methods), opt.numbers("--rank", rank), where.options())
@@ -145,7 +145,7 @@ def why(
     batch: opt.Batch = None,
 ) -> None:
     """Explain one node: what it keeps, the formula, why autograd keeps it, what would remove it."""
-    to.ready(given.model)
+    to.ready(given.model, given.weights)
     with busy(f"checking {given.model}"):
         report = api.checked(given.source(batch), rank, how.plan(rank or 1))
     to.write(explain.why(report, node))

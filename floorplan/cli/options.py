@@ -97,13 +97,16 @@ class Outputs:
         if path:
             self.documents.append((str(path), form))
 
-    def ready(self, *taken: str, files: Sequence[str | None] = ()) -> None:
+    def ready(self, *taken: str | None, files: Sequence[str | None] = (), force: bool = True) -> None:
         """FloorplanError before anything runs unless every file can be written, once, and not over what is taken."""
-        seen = {Path(name.rpartition(":")[0] or name).resolve() for name in taken}
-        for path in (*filter(None, files), *(path for path, _ in self.documents if path != "-")):
-            if path == "-":
-                raise FloorplanError("-: only a report can go to stdout; name a file")
-            target = ensure_writable(path, force=True).resolve()
+        seen = {path.resolve() for name in filter(None, taken) for path in _files_of(name)}
+        paths = [path for path, _ in self.documents]
+        if "-" in (*taken, *files):
+            raise FloorplanError("-: only a report can go to stdout; name a file")
+        if paths.count("-") > 1:
+            raise FloorplanError("-: one document alone can go to stdout; name files for the others")
+        for path in (*filter(None, files), *(path for path in paths if path != "-")):
+            target = ensure_writable(path, force).resolve()
             if target in seen:
                 raise FloorplanError(f"{path}: is the model or another output; name a file of its own")
             seen.add(target)
@@ -120,6 +123,13 @@ class Outputs:
         if printed:
             print(report)
         return printed
+
+
+def _files_of(name: str) -> Iterator[Path]:
+    """The file that a user named, alone or with a factory, or the source of a module on the path."""
+    place = name.rpartition(":")[0] or name
+    yield Path(place)
+    yield from (Path(folder or ".", *place.split(".")).with_suffix(".py") for folder in ("", *sys.path))
 
 
 def spelled_out(command: Callable[..., None]) -> Callable[..., None]:
@@ -144,11 +154,13 @@ def shapes_of(inputs: list[str] | None) -> list[tuple[int, ...]] | None:
     if not inputs:
         return None
     try:
-        shapes = [tuple(int(n) for n in text.replace("x", ",").split(",")) for text in inputs]
+        shapes = []
+        for text in inputs:
+            shapes.append(tuple(int(n) for n in text.replace("x", ",").split(",")))
+            if min(shapes[-1]) < 1:
+                raise FloorplanError(f"--input {text}: sizes must be positive")
     except ValueError as e:
-        raise FloorplanError(f"--input {inputs[0]}: not a shape; write it as 3,224,224") from e
-    if any(n < 1 for s in shapes for n in s):
-        raise FloorplanError(f"--input {inputs[0]}: sizes must be positive")
+        raise FloorplanError(f"--input {text}: not a shape; write it as 3,224,224") from e
     return shapes
 
 

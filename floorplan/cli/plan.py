@@ -90,7 +90,7 @@ def plan(
 
     Exit code 0: something fits. 1: nothing does, and what stands in the way is said. 2: the input cannot be used.
     """
-    to.ready(given.model, files=exports.files)
+    to.ready(given.model, given.weights, files=exports.files)
     plans = plans_of((how.method,), numbers("--rank", rank), how.options())
     with busy(f"planning {given.model}"):
         found = planned(given.source(batch), bytes_of(budget), plans, loss, measure)

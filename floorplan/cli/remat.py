@@ -35,7 +35,7 @@ def remat(
     Exit code 0: written. 1: the budget is not met, nothing is written. 2: the input cannot be used.
     """
     target = ensure_writable(output, force)
-    to.ready(given.model, output)
+    to.ready(given.model, given.weights, output)
     with busy(f"searching what {given.model} can compute again"):
         room = None if budget is None else bytes_of(budget)
         found = recomputed(given.source(batch), how.plan(rank), room, loss, lossy_bits, measure)

@@ -22,8 +22,8 @@ def test_words_numbers_and_shapes() -> None:
     "read,why",
     [
         (lambda: numbers("--ranks", "1,x"), "--ranks 1,x: write whole numbers, comma-separated"),
-        (lambda: shapes_of(["3,a"]), "--input 3,a: not a shape; write it as 3,224,224"),
-        (lambda: shapes_of(["3,0"]), "--input 3,0: sizes must be positive"),
+        (lambda: shapes_of(["3,4", "3,a"]), "--input 3,a: not a shape; write it as 3,224,224"),
+        (lambda: shapes_of(["3,4", "3,0"]), "--input 3,0: sizes must be positive"),
         (lambda: dtype_of("int8"), "--autocast int8: not known; use bf16 or fp16"),
     ],
 )
@@ -42,7 +42,7 @@ def test_options_are_requests() -> None:
 def test_no_output_goes_over_the_model_or_another(tmp_path: Path) -> None:
     model, other = tmp_path / "m.pt", tmp_path / "a.json"
     model.write_text("mine")
-    Outputs(json=str(other)).ready(str(model))
+    Outputs(json=str(other)).ready(str(model), None)
     for paths, files, taken in (
         ({"json": str(model)}, (), str(model)),
         ({"json": str(model)}, (), f"{model}:factory"),
@@ -51,9 +51,31 @@ def test_no_output_goes_over_the_model_or_another(tmp_path: Path) -> None:
     ):
         with pytest.raises(FloorplanError, match="is the model or another output; name a file of its own"):
             Outputs(**paths).ready(taken, files=files)
-    with pytest.raises(FloorplanError, match="only a report can go to stdout; name a file"):
-        Outputs().ready("x", files=("-",))
+    for taken, files in ((("x",), ("-",)), (("x", "-"), ())):
+        with pytest.raises(FloorplanError, match="only a report can go to stdout; name a file"):
+            Outputs().ready(*taken, files=files)
+    with pytest.raises(FloorplanError, match="one document alone can go to stdout"):
+        Outputs(json="-", csv="-").ready("x")
     assert model.read_text() == "mine" and not other.exists()
+
+
+def test_no_output_goes_over_the_source_of_a_named_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pkg").mkdir()
+    for source in (tmp_path / "nets.py", tmp_path / "pkg" / "more.py"):
+        source.write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "pkg"))
+    for name, path in (("nets:res", "nets.py"), ("pkg.more:res", "pkg/more.py"), ("more:res", "pkg/more.py")):
+        with pytest.raises(FloorplanError, match="is the model or another output"):
+            Outputs(csv=path).ready(name)
+
+
+def test_a_document_that_is_there_stays_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("mine")
+    with pytest.raises(FloorplanError, match="exists already"):
+        Outputs(csv=str(path)).ready("x", force=False)
+    Outputs(csv=str(path)).ready("x", force=True)
 
 
 def test_what_a_models_forward_prints_is_no_report(capsys: pytest.CaptureFixture[str]) -> None:

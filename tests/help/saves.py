@@ -44,7 +44,7 @@ def kinds(layer: nn.Module, *inputs: Tensor) -> list[tuple[tuple[int, ...], torc
 def kept(module: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Output, and the saved tensors that are not the module's own state."""
     saved: list[Tensor] = []
-    own = {t.untyped_storage()._cdata for t in module.state_dict().values()}
+    own = {t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())}  # alive, so are their keys
 
     def pack(t: Tensor) -> Tensor:
         if t.untyped_storage()._cdata not in own:
