@@ -52,9 +52,11 @@ class Insertion:
             raise FloorplanError(f"sites {self.sites}: write a string: auto, all, pointwise, or comma-separated globs")
         found = len(convs_of(gm))
         gm.requires_grad_(False)
-        yield from self.insert(gm, torch.Generator().manual_seed(self.seed))
+        sites = list(self.insert(gm, torch.Generator().manual_seed(self.seed)))
+        yield from sites
         if not adapters(gm):
-            raise FloorplanError(self.nothing(gm, found))
+            first = next((f"; {s.node}: {s.refused}" for s in sites if s.refused), "")
+            raise FloorplanError(self.nothing(gm, found) + first)
         if self.train_head:
             train_head(gm)
 

@@ -83,6 +83,6 @@ def rewrite(
             if isinstance(e, FloorplanError) and not isinstance(e, PassError):
                 raise  # an option that does not fit is the user's, not a fault of the pass
             done = ", ".join(log) or "none"
-            raise PassError(f"{p.name}: {e} (passes already run: {done})") from e
+            raise PassError(f"{p.name}: {str(e) or type(e).__name__} (passes already run: {done})") from e
         log[p.name] = sites
     return gm, log

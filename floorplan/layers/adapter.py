@@ -47,7 +47,7 @@ class ConvAdapter(Adapter):
 
     def make(self, weight: list[int]) -> None:
         """Register the factors for a weight of that shape: parameters train, buffers are frozen."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say how to make() its factors")
 
     @classmethod
     def unfit(cls, geo: Geometry) -> str:

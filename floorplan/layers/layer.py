@@ -116,7 +116,7 @@ class Adapter(Layer):
 
     def delta(self) -> Tensor:
         """What the factors add to the weight, differentiable."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say its delta()")
 
     def source_delta(self) -> Tensor:
         """What they add to the weight of the source's conv, before a BatchNorm was folded into it."""

@@ -11,6 +11,7 @@ Hints are chosen so that nothing is unified by accident: a prime for B, for r an
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import sympy
@@ -18,8 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
+from floorplan.errors import FloorplanError
 from floorplan.graph.copies import clone_structure, own_tensors, replace_tensors
 from floorplan.layers.adapter import adapters
+from floorplan.layers.layer import Adapter
 from floorplan.ledger.kernels import quiet_fakes
 from floorplan.ledger.sizes import Sized
 from floorplan.torch_doors import ConstantSource, ConvNd, FakeTensorMode, directly, tree_map
@@ -100,8 +103,7 @@ class _Symbolic:
         self.names: dict[sympy.Symbol, sympy.Symbol] = {}
         self.values: dict[str, int] = {}
         self.layers: dict[str, str] = {}
-        named = ((a.get_submodule(n.rpartition(".")[0]), n, of) for _, a in adapters(gm) for n, of in a.axes().items())
-        self.axes = {id(getattr(m, n.rpartition(".")[2])): of for m, n, of in named}
+        self.axes = {id(_factor(a, path, n)): of for path, a in adapters(gm) for n, of in a.axes().items()}
         self.rank_hint = _primes_from(11, self.used)
         near, far = (11, 17) if batch < 16 else (23, 11)
         self.batch_hint = _primes_from(far if sizes.across else near, self.used)
@@ -199,3 +201,11 @@ def _symbolic_groups(gm: nn.Module) -> None:
         if isinstance(m, ConvNd) and m.groups > 1 and m.groups == m.in_channels:
             if m.out_channels == m.in_channels:
                 m.groups = m.weight.shape[0]
+
+
+def _factor(a: Adapter, path: str, name: str) -> Any:
+    """The tensor of that name; FloorplanError if the layer has none."""
+    try:
+        return attrgetter(name)(a)
+    except AttributeError as e:
+        raise FloorplanError(f"{path}: axes() of {type(a).__name__} names {name}, which the layer does not have") from e

@@ -7,8 +7,10 @@ import torch
 from graphs import run_passes, show
 from torch import Tensor, nn
 
+import floorplan
 from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import ConvAdapter
+from floorplan.methods import catalogue
 from floorplan.passes import fold_batchnorm
 from floorplan.passes.insert_adapter import adapter
 
@@ -60,8 +62,42 @@ def test_what_makes_the_layer_may_refuse_each_conv() -> None:
     def make(conv: Any, rank: int, generator: torch.Generator) -> ConvAdapter | str:
         return "wants three inputs"
 
-    with pytest.raises(FloorplanError, match=r"^no conv was adapted \(3 looked at with --sites all --rank 2\)"):
+    why = (
+        r"^no conv was adapted \(3 looked at with --sites all --rank 2\).*; 0: odd wants three inputs; frozen as it is"
+    )
+    with pytest.raises(FloorplanError, match=why):
         run_passes(net(), [adapter("odd", make, sites="all")], X)
+
+
+class NoDelta(Least):
+    delta = ConvAdapter.delta
+
+
+class NoFactors(Least):
+    make = ConvAdapter.make
+
+
+class OddAxes(Least):
+    def axes(self) -> dict[str, str]:
+        return {"V": "rC"}
+
+
+@pytest.mark.parametrize(
+    "layer,why",
+    [
+        (NoDelta, "NoDelta does not say its delta"),
+        (NoFactors, "insert_odd: NoFactors does not say how to make"),
+        (OddAxes, r"0: axes\(\) of OddAxes names V, which the layer does not have"),
+    ],
+)
+def test_what_a_layer_does_not_say_is_named(layer: type[ConvAdapter], why: str) -> None:
+    def passes(o: floorplan.Options) -> tuple[floorplan.Pass, ...]:
+        return (adapter("odd", layer.of, o.rank, o.sites),)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalogue, "_REGISTERED", {"odd": floorplan.Method("odd", "", passes)})
+        with pytest.raises(FloorplanError, match=why):
+            floorplan.rewrite(net(), X, rank=2, method="odd", measured=False)
 
 
 def test_a_graph_without_convs_is_told_so() -> None:
