@@ -105,61 +105,6 @@ def _plain(code: str) -> str:
     return re.sub(r",\s*\)", ")", STRICT.sub("", code))
 
 
-def _changed(text: str, module: cst.Module, f: cst.FunctionDef, at: tuple[int, int], where: Any) -> tuple[str, Any]:
-    """Source of a function and its mutants, each once."""
-    lines, found = text.splitlines(keepends=True), dict[str, Mutant]()
-    source = "".join(lines[at[0] - 1 : at[1]])
-    margin = source[: len(source) - len(source.lstrip())]
-    for statement, new in _mutations(f):
-        code = indent(module.code_for_node(new), margin)
-        if _plain(code) != _plain(source):
-            whole = "".join((*lines[: at[0] - 1], code, *lines[at[1] :]))
-            span = where[statement]
-            found[_plain(code)] = Mutant((span.start.line, span.end.line), _change(source, code), whole)
-    return source, tuple(found.values())
-
-
-def _functions(node: cst.CSTNode, prefix: str) -> Iterator[tuple[str, cst.FunctionDef]]:
-    """Functions outside of other functions, with their qualified names."""
-    for child in node.children:
-        if isinstance(child, cst.FunctionDef):
-            yield prefix + child.name.value, child
-        elif isinstance(child, cst.ClassDef):
-            yield from _functions(child, f"{prefix}{child.name.value}.")
-        else:
-            yield from _functions(child, prefix)
-
-
-def _mutations(f: cst.FunctionDef) -> Iterator[tuple[cst.CSTNode, cst.FunctionDef]]:
-    """The statement that is changed, and the function with the change."""
-    for node, statement in _nodes(f.body, f.body):
-        for kind, operator in mutation_operators:
-            for new in operator(node) if isinstance(node, kind) else ():
-                if operator is not operator_arg_removal or len(new.args) < len(node.args):  # type: ignore[attr-defined]
-                    yield statement, f.deep_replace(node, new)  # type: ignore[misc]
-
-
-def _nodes(node: cst.CSTNode, statement: cst.CSTNode) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
-    """Every node that may change, with the statement it is in."""
-    if isinstance(node, cst.SimpleStatementLine | cst.BaseCompoundStatement):
-        statement = node
-    if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == "cast":
-        yield from _nodes(node.args[1], statement)
-        return
-    yield node, statement
-    for child in node.children:
-        strict = isinstance(child, cst.Arg) and child.keyword is not None and child.keyword.value == "strict"
-        if isinstance(child, cst.FunctionDef):
-            yield from _nodes(child.body, child)
-        elif not isinstance(child, cst.Annotation) and not strict:
-            head = isinstance(node, cst.BaseCompoundStatement) and not isinstance(child, cst.BaseSuite)
-            yield from _nodes(child, child if head else statement)
-
-
-def _same(a: str, b: str) -> bool:
-    return STRICT.sub("", a) == STRICT.sub("", b)
-
-
 def _change(before: str, after: str) -> str:
     """What differs, the lines around it apart."""
     a, b = before.splitlines(), after.splitlines()

@@ -182,7 +182,7 @@ def _shortcut(func: Any, args: Sequence[Any]) -> Any:
     """The result of a common op on a symbolic fake, None if it has to be run.
 
     Decomposed, each of these makes hundreds of symbolic comparisons. A wrong one would be noticed:
-    what the symbolic run keeps must have the sizes of the exact run, which takes none.
+    what the symbolic run keeps must have the sizes of the exact run, which does not come this way.
     """
     if func is _aten.cat.default:
         return concatenated(*args)
