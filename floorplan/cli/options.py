@@ -16,7 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from floorplan.errors import FloorplanError
 from floorplan.files import ensure_writable, write_text
-from floorplan.methods.catalogue import METHODS, Options, Plan
+from floorplan.methods.catalogue import Options, Plan, method_names
 from floorplan.methods.subject import Source
 from floorplan.render import FORMS, Report
 
@@ -69,7 +69,7 @@ class SiteOptions:
 class MethodOptions(SiteOptions):
     """What is adapted, and by which method."""
 
-    method: Annotated[str, typer.Option(help="How to adapt: " + ", ".join(METHODS) + ".")] = "memflora"
+    method: Annotated[str, typer.Option(help="How to adapt: " + ", ".join(method_names()) + ".")] = "memflora"
 
     def plan(self, rank: int) -> Plan:
         """At a rank."""

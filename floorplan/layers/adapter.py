@@ -5,7 +5,7 @@ y = conv(x, W + delta(U, …)) + b
 
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ class ConvAdapter(Adapter):
     bias: Tensor | None
     merges_a_step = 3
     unmergeable = ""
+    takes_groups: ClassVar[bool] = False  # `make` and `delta` are right for a grouped conv's weight too
 
     def __init__(
         self, geometry: dict[str, Any], weight: list[int], rank: int, scale: float = 1.0, bias: bool = False
@@ -52,7 +53,9 @@ class ConvAdapter(Adapter):
     @classmethod
     def unfit(cls, geo: Geometry) -> str:
         """Why this form does not exist for a conv, read as `it …`; "" if it does."""
-        return "is defined for convs, not for transposed ones" if geo.transposed else ""
+        if geo.transposed:
+            return "is defined for convs, not for transposed ones"
+        return "" if cls.takes_groups or geo.groups == 1 else "is defined for ungrouped convs"
 
     @classmethod
     def of(cls, conv: nn.Module, rank: int, generator: torch.Generator, scale: float = 1.0) -> Self | str:

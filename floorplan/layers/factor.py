@@ -37,6 +37,7 @@ class FactorConv(ConvAdapter):
     """
 
     stored = "floorplan.factor.FactorConv"
+    takes_groups = True
     merges_a_step = 0
     D: Tensor
     U: nn.Parameter

@@ -50,7 +50,7 @@ class LoraC(_Lora):
     @classmethod
     def unfit(cls, geo: Geometry) -> str:
         few = geo.groups == 1 and len(geo.kernel) < 3
-        return super().unfit(geo) or ("" if few else "is defined for ungrouped 1-D and 2-D convs")
+        return super().unfit(geo) if few or geo.transposed else "is defined for ungrouped 1-D and 2-D convs"
 
     def axes(self) -> dict[str, str]:
         return {"A": "rC", "B": "C.r"}
@@ -72,6 +72,7 @@ class LoraCOfficial(_Lora):
     """LoRA-C as published: one matrix product, viewed as the kernel; square kernels, any groups."""
 
     stored = "floorplan.reparam.LoraCOfficial"
+    takes_groups = True
 
     @classmethod
     def unfit(cls, geo: Geometry) -> str:
@@ -92,6 +93,7 @@ class SideConv(_Lora):
     """peft's LoRA on a conv: a conv of r channels with the layer's geometry, then a 1x1 conv."""
 
     stored = "floorplan.reparam.SideConv"
+    takes_groups = True
     pillar = "convolution"
     merges_a_step = 0
 

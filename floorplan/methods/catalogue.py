@@ -163,12 +163,16 @@ def _loaded(point: EntryPoint) -> Method:
     return found
 
 
+def method_names() -> list[str]:
+    """All that `method` takes: these, those of installed packages, those that were registered."""
+    return list(dict.fromkeys([*METHODS, *_REGISTERED, *sorted(_outside().names)]))
+
+
 def method(name: str) -> Method:
     """The method of that name; FloorplanError lists them all."""
     for point in _outside().select(name=name):
         register(_loaded(point))
     known = METHODS | _REGISTERED
     if name not in known:
-        names = dict.fromkeys([*known, *_outside().names])
-        raise FloorplanError(f"method {name}: not known; use {', '.join(names)}")
+        raise FloorplanError(f"method {name}: not known; use {', '.join(method_names())}")
     return known[name]

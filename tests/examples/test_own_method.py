@@ -203,6 +203,7 @@ def test_the_command_line_finds_it_by_its_entry_point(
 ) -> None:
     entry(tmp_path, monkeypatch, "lora-xs = own_method:METHOD")
     out, merged = str(tmp_path / "adapted.pt"), str(tmp_path / "merged.pt")
+    assert catalogue.method_names()[-1] == "lora-xs" and catalogue.method_names()[0] == "zero-shot"
     code, text, err = run(capsys, "rewrite", RESIDUAL, *SIZE, "-o", out, "--method", "lora-xs", "--sites", "all")
     assert code == 0 and "-> " in text, err
     code, _, err = run(capsys, "check", out)
@@ -242,3 +243,11 @@ def test_a_name_is_taken_once() -> None:
         assert "\n" not in str(e.value)
     with pytest.raises(FloorplanError, match="^register: a str is no method"):
         floorplan.register("lora-xs")  # type: ignore[arg-type]
+
+
+def test_a_conv_that_the_layer_is_not_made_for_stays_as_it_is() -> None:
+    floorplan.register(METHOD)
+    net = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2))
+    report = floorplan.rewrite(net, torch.randn(2, 4, 8, 8), rank=2, sites="all", method="lora-xs")
+    assert [type(m) for _, m in adapters(report.module)] == [XsConv]
+    assert "ungrouped" in str(report)

@@ -18,10 +18,6 @@ class Scaled(ConvAdapter):
     def make(self, weight: list[int]) -> None:
         self.U = nn.Parameter(torch.zeros(weight[0], *[1] * (len(weight) - 1)))
 
-    @classmethod
-    def unfit(cls, geo: Geometry) -> str:
-        return super().unfit(geo) or ("is not for groups" if geo.groups > 1 else "")
-
     def start(self, generator: torch.Generator) -> None:
         self.started = True
 
@@ -57,7 +53,7 @@ def test_a_layer_of_a_conv_computes_what_the_conv_does_until_it_is_trained() -> 
 def test_what_a_form_does_not_exist_for() -> None:
     generator = torch.Generator()
     assert Scaled.of(nn.ConvTranspose2d(4, 4, 2), 2, generator) == "is defined for convs, not for transposed ones"
-    assert Scaled.of(nn.Conv2d(4, 4, 2, groups=2), 2, generator) == "is not for groups"
+    assert Scaled.of(nn.Conv2d(4, 4, 2, groups=2), 2, generator) == "is defined for ungrouped convs"
 
 
 def test_adapters_of_a_model_and_their_zero_factors() -> None:
