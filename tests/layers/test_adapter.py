@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from floorplan.layers.adapter import ConvAdapter, adapter_rank, adapters, as_conv_starts, zero_factors
 from floorplan.layers.fused import FusedConv
-from floorplan.layers.geometry import Geometry, geometry_of
+from floorplan.layers.geometry import geometry_of
 
 
 class Scaled(ConvAdapter):
