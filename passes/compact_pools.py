@@ -8,6 +8,6 @@ from functools import partial
 
 from floorplan.graph.driver import Pass
 from floorplan.graph.swap import swap
-from floorplan.layers.max_pools import compact_pool, is_pool, pool_refusal
+from floorplan.layers.pools import compact_pool
 
-PASS = Pass("compact_pools", partial(swap, known=is_pool, refusal=pool_refusal, twin=compact_pool))
+PASS = Pass("compact_pools", partial(swap, twin=compact_pool))

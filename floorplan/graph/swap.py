@@ -7,24 +7,19 @@ from torch import fx, nn
 from floorplan.graph.driver import Site
 
 
-def swap(
-    gm: fx.GraphModule,
-    known: Callable[[nn.Module], bool],
-    refusal: Callable[[nn.Module], str],
-    twin: Callable[[nn.Module], nn.Module],
-) -> Iterator[Site]:
-    """Put twin(m) in the place of every `known` module m without a refusal; one Site a call."""
+def swap(gm: fx.GraphModule, twin: Callable[[nn.Module], nn.Module | str | None]) -> Iterator[Site]:
+    """Put twin(m) in the place of every module m; a Site a call. A text says why m stays, None says nothing of it."""
     calls_by_target: dict[str, list[fx.Node]] = {}
     for node in gm.graph.nodes:
         if node.op == "call_module":
             calls_by_target.setdefault(str(node.target), []).append(node)
     for target, calls in calls_by_target.items():
         module = gm.get_submodule(target)
-        if not known(module):
+        if (new := twin(module)) is None:
             continue
-        why = refusal(module) or _overwrites(module, calls)
-        if not why:
-            gm.set_submodule(target, twin(module))
+        why = new if isinstance(new, str) else _overwrites(module, calls)
+        if isinstance(new, nn.Module) and not why:
+            gm.set_submodule(target, new)
         for node in calls:
             yield Site(node.name, why)
 
