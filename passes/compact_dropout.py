@@ -9,7 +9,7 @@ The random numbers stay torch's own.
 from functools import partial
 
 from floorplan.graph.driver import Pass
-from floorplan.graph.swap import swap
+from floorplan.graph.edit import swap
 from floorplan.layers.dropout import PackedDropout
 
 PASS = Pass("compact_dropout", partial(swap, twin=PackedDropout.of))

@@ -13,7 +13,7 @@ from torch import fx, nn
 from floorplan.errors import FloorplanError
 from floorplan.graph.copies import clone_structure
 from floorplan.graph.driver import Pass, Site
-from floorplan.graph.swap import swap
+from floorplan.graph.edit import swap
 from floorplan.layers.activations import record_of
 from floorplan.layers.lossy import FITS, LossyActivation
 

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.activations import Gate
 from floorplan.layers.adapter import as_conv_starts
+from floorplan.layers.bits import _between
 from floorplan.layers.geometry import Geometry, conv, frozen_conv, input_grad, pad
 from floorplan.layers.layer import Adapter, Layer, PlainConv
 from floorplan.layers.paper import PaperSite, per_channel
@@ -153,14 +154,6 @@ class TinySite(PaperSite):
         return applied(_Tiny, x, self.weight, a, b, self)
 
 
-def _mask(z: Tensor, gate: Gate) -> Tensor:
-    """A byte an element: lo < z < hi."""
-    mask = z >= gate.lo if gate.closed else z > gate.lo
-    if gate.hi != math.inf:
-        mask &= z <= gate.hi if gate.closed else z < gate.hi
-    return mask
-
-
 class _Tiny(torch.autograd.Function):
     """TinySite with its own backward; keeps the mask and a."""
 
@@ -173,7 +166,9 @@ class _Tiny(torch.autograd.Function):
         else:
             z = conv(pad(x, site.geo), w, None, site.geo, site.geo.groups).mul_(wide)
         z = z.add_(per_channel(b, z.dim()))
-        mask = _mask(z, site.gate) if isinstance(site.gate, Gate) and any(ctx.needs_input_grad) else None
+        gate, mask = site.gate, None
+        if isinstance(gate, Gate) and any(ctx.needs_input_grad):
+            mask = _between(z, gate.lo, gate.hi, gate.closed)  # a byte an element
         ctx.save_for_backward(w, a, mask)
         return z if site.act is None else site.act(z)
 

@@ -44,13 +44,14 @@ def compact_pool(pool: Any) -> Layer | str | None:
     if kind in MAX_POOLS:
         if pool.return_indices:
             return f"{kind.__name__} returns its indices, which are int64; set return_indices=False"
-        window = _each_dim(pool, "kernel_size", "stride", "padding", "dilation")
-        if (positions := math.prod(window[0])) > 256:
+        kernel, stride, padding, dilation = _each_dim(pool, "kernel_size", "stride", "padding", "dilation")
+        if (positions := math.prod(kernel)) > 256:
             return f"{kind.__name__} has {positions} window positions, more than 256; use a smaller kernel"
-        twin = PackedMaxPool(*window, ceil_mode=pool.ceil_mode)
+        twin = PackedMaxPool(kernel, stride, padding, dilation, pool.ceil_mode)
     if kind in AVG_POOLS:
-        options = {n: getattr(pool, n, None) for n in ("ceil_mode", "count_include_pad", "divisor_override")}
-        twin = ShapeAvgPool(*_each_dim(pool, "kernel_size", "stride", "padding"), **options)
+        kernel, stride, padding = _each_dim(pool, "kernel_size", "stride", "padding")
+        divisor = getattr(pool, "divisor_override", None)  # the 1-d one has none
+        twin = ShapeAvgPool(kernel, stride, padding, pool.ceil_mode, pool.count_include_pad, divisor)
     if kind in ADAPTIVE_AVG_POOLS:
         twin = ShapeAdaptiveAvgPool(*_each_dim(pool, "output_size"))
     return None if twin is None else twin.train(pool.training)

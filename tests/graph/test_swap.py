@@ -5,7 +5,7 @@ from hard_nets import Lambda
 from torch import Tensor, fx, nn
 
 from floorplan.graph.driver import Site
-from floorplan.graph.swap import swap
+from floorplan.graph.edit import swap
 
 
 def run(model: nn.Module) -> tuple[fx.GraphModule, list[Site]]:

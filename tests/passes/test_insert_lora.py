@@ -13,7 +13,7 @@ from floorplan.errors import FloorplanError
 from floorplan.graph.driver import Site
 from floorplan.layers.factor import FactorConv, tensor_train_suffix
 from floorplan.layers.lora import LoraC, LoraCOfficial, SideConv
-from floorplan.passes.insert_lora import ALPHA, KINDS, lora
+from floorplan.passes.insert_adapter import ALPHA, KINDS, lora
 
 LAYERS = {
     "lora-c": LoraC,
