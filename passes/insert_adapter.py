@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import fx, nn
 
-from floorplan.graph.choose import Insertion, convs_of
+from floorplan.graph.choose import Insertion, as_pass, convs_of
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.edit import set_module
 from floorplan.layers.adapter import ConvAdapter
@@ -32,8 +32,6 @@ KINDS: dict[str, Make] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Insert(Insertion):
-    """Options of the pass; calling it runs it."""
-
     kind: str
     make: Make
 
@@ -51,7 +49,7 @@ class Insert(Insertion):
 
 def adapter(kind: str, make: Make, rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False) -> Pass:
     """The pass with its options set; make(conv, rank, generator): a layer, or why there is none (`ConvAdapter.of`)."""
-    return Pass(f"insert_{kind}", Insert(rank, sites, seed, train_head, kind=kind, make=make), tolerance=1e-9)
+    return as_pass(f"insert_{kind}", Insert)(rank, sites, seed, train_head, kind=kind, make=make)
 
 
 def lora(kind: str, rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False) -> Pass:

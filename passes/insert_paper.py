@@ -14,8 +14,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import fx, nn
 
-from floorplan.graph.choose import Insertion
-from floorplan.graph.driver import Pass, Site
+from floorplan.graph.choose import Insertion, as_pass
+from floorplan.graph.driver import Site
 from floorplan.graph.edit import called, module_calls, set_module
 from floorplan.graph.fold import NORMS, bn_reason, call_reason, conv_reason
 from floorplan.layers.activations import act_config, ends_site
@@ -26,8 +26,6 @@ S = TypeVar("S", bound=PaperSite)
 
 
 class Insert(Insertion):
-    """Options of the pass; calling it runs it."""
-
     def insert(self, gm: fx.GraphModule, generator: torch.Generator) -> Iterator[Site]:
         """Every BatchNorm whose statistics are fixed becomes a site, with what is its own around it."""
         pairs = {}
@@ -108,6 +106,4 @@ def _site(conv: Any, act: nn.Module | None, bn: Any, rank: int, generator: torch
     return site
 
 
-def paper(rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False) -> Pass:
-    """The pass with its options set."""
-    return Pass("insert_memflora_paper", Insert(rank, sites, seed, train_head), tolerance=1e-9)
+paper = as_pass("insert_memflora_paper", Insert)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from floorplan.graph.aliases import Roots, roots_of, writer_between
-from floorplan.graph.choose import Insertion
+from floorplan.graph.choose import Insertion, as_pass
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.edit import CONV_TYPES, called, calls_of, free_path, module_calls, set_module
 from floorplan.graph.fold import NORMS, bn_reason, call_reason, conv_reason
@@ -40,7 +40,7 @@ _JOINS = {operator.add, operator.mul, operator.sub, *_IN_PLACE}
 
 @dataclass(frozen=True)
 class Insert(Insertion):
-    """Options of the pass; calling it runs it. It has no use for a rank or sites."""
+    """It has no use for a rank or sites."""
 
     train_bn: bool = False
 
@@ -223,4 +223,4 @@ def _frozen_convs(gm: fx.GraphModule) -> Iterator[Site]:
 def tinytl(train_bn: bool = False, seed: int = 0, train_head: bool = False) -> Pass:
     """The pass with its options set; `train_bn` leaves the BatchNorms in train mode."""
     name = "insert_tinytl_trainbn" if train_bn else "insert_tinytl"
-    return Pass(name, Insert(seed=seed, train_head=train_head, train_bn=train_bn), tolerance=1e-9)
+    return as_pass(name, Insert)(seed=seed, train_head=train_head, train_bn=train_bn)

@@ -1,14 +1,15 @@
 """Which convs get an adapter: --sites auto, all, pointwise, or globs over conv paths; and what all insertions do."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import ParamSpec
 
 import torch
 from torch import fx, nn
 
 from floorplan.errors import FloorplanError
-from floorplan.graph.driver import Site
+from floorplan.graph.driver import Pass, Site
 from floorplan.graph.edit import CONV_TYPES, is_depthwise, module_calls
 from floorplan.graph.fold import call_reason, conv_reason
 from floorplan.layers.adapter import adapters
@@ -82,6 +83,18 @@ class Insertion:
         plain = {path: m for path, m in convs.items() if not isinstance(m, Adapter)}
         unfit = {path: why for path, m in plain.items() if (why := conv_reason(m) or call_reason(gm, path))}
         return unfit, choose({p: shape_of(m) for p, m in convs.items() if p not in unfit}, self.sites, self.rank)
+
+
+P = ParamSpec("P")
+
+
+def as_pass(name: str, insertion: Callable[P, Insertion]) -> Callable[P, Pass]:
+    """What makes the pass of that name from the options of an insertion."""
+
+    def made(*args: P.args, **kwargs: P.kwargs) -> Pass:
+        return Pass(name, insertion(*args, **kwargs), tolerance=1e-9)
+
+    return made
 
 
 def convs_of(gm: fx.GraphModule) -> dict[str, nn.Module]:

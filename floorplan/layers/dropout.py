@@ -55,8 +55,7 @@ class PackedDropout(Layer):
         if not self.training or self.p == 0:
             return x
         if self.p == 1 or not (torch.is_grad_enabled() and x.requires_grad):
-            plain = {"Dropout": F.dropout, "Dropout1d": F.dropout1d, "Dropout2d": F.dropout2d}
-            return plain.get(self.name, F.dropout3d)(x, self.p, True)
+            return getattr(F, self.name.lower())(x, self.p, True)  # type: ignore[no-any-return]
         if self.name == "Dropout":
             return applied(_Elements, x, self.p)
         batch = () if x.dim() == self.sample_dims else x.shape[:1]

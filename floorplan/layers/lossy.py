@@ -200,14 +200,6 @@ class LossyActivation(Layer):
             return self.act(z)  # type: ignore[no-any-return]
         return applied(_Lossy, z, self)
 
-    def level(self, z: Tensor) -> Tensor:
-        """The level that stands for act'(z), in z's dtype."""
-        t = self.table(z.dtype)
-        wide = z if z.dtype == torch.float64 else z.float()
-        edges = torch.tensor(t.edges, dtype=wide.dtype, device=z.device)
-        levels = torch.tensor(t.levels, dtype=z.dtype, device=z.device)
-        return levels[torch.tensor(t.codes, device=z.device)[torch.bucketize(wide.contiguous(), edges)]]
-
 
 class _Lossy(torch.autograd.Function):
     """act(z) that keeps the numbers of the levels of its derivative."""

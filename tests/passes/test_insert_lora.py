@@ -1,4 +1,4 @@
-"""insert_lora: the layer each kind puts in, which convs it leaves alone, and how it starts."""
+"""The LoRA baselines: the layer each kind puts in, which convs it leaves alone, and how it starts."""
 
 import copy
 import math
