@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from floorplan.graph.choose import as_pass
+from floorplan.graph.driver import Pass
 from floorplan.graph.edit import calls_of, free_path, set_module
 from floorplan.layers.branch import RankBranch
 from floorplan.layers.fused import FusedConv
@@ -53,4 +54,8 @@ def _beside(gm: fx.GraphModule, node: fx.Node, path: str) -> None:
     node.replace_all_uses_with(total, delete_user_cb=lambda user: user is not total)
 
 
-branch = as_pass("insert_branch", Branch)
+def branch(
+    rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False, kernel: str = "up", bn: bool = False
+) -> Pass:
+    """The pass with its options set."""
+    return as_pass("insert_branch", Branch)(rank, sites, seed, train_head, kernel=kernel, bn=bn)
