@@ -9,6 +9,7 @@ and v's inputs are needed in turn.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import networkx as nx
 
@@ -68,9 +69,7 @@ def boundaries(weights: Sequence[int], crossing: Sequence[int], limit: int) -> l
     that cross a division before element i. Returns the first element of every part but the first.
     """
     n = len(weights)
-    upto = [0]
-    for w in weights:
-        upto.append(upto[-1] + w)
+    upto = list(accumulate(weights, initial=0))
     best: list[tuple[int, int]] = [(0, 0)]  # bytes crossing so far, the division before this one
     for j in range(1, n + 1):
         own = crossing[j] if j < n else 0

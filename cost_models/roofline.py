@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from floorplan.errors import FloorplanError
 
@@ -50,22 +49,16 @@ def fit(samples: Sequence[Sample]) -> Fitted:
         )
     if not any(f for f, *_ in samples) or not any(b for _, b, *_ in samples):
         raise FloorplanError("roofline: no sample has flops, or none moves bytes; measure operations of both kinds")
-    data = np.array(samples, float)
-    flops, moved, calls, seconds = data.T
+    flops, moved, calls, seconds = np.array(samples, float).T
     best = np.array([(flops / seconds).max(), (moved / seconds).max(), (seconds / calls).min()])
     centre, reach = np.log(best) - [0.0, 0.0, 2.0], np.array([4.0, 4.0, 6.0])
     for _ in range(24):
         axes = [c + r * np.linspace(-1, 1, 9) for c, r in zip(centre, reach, strict=True)]
         grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3)  # the centre is one of its points
-        centre, reach = grid[_loss(grid, data).argmin()], reach * 0.65
+        f, m, overhead = (np.exp(grid[:, i, None]) for i in range(3))
+        loss = np.abs(np.log((np.maximum(flops / f, moved / m) + calls * overhead) / seconds)).sum(1)
+        centre, reach = grid[loss.argmin()], reach * 0.65
     machine = Machine(*(float(v) for v in np.exp(centre)))
     predicted = np.array([machine.op_time(f, b, c) for f, b, c, _ in samples])
     errors = np.abs(predicted / seconds - 1)
     return Fitted(machine, float(np.median(errors)), float(errors.max()), len(samples))
-
-
-def _loss(grid: NDArray[np.float64], data: NDArray[np.float64]) -> NDArray[np.float64]:
-    flops, moved, calls, seconds = data.T
-    f, m, overhead = (np.exp(grid[:, i, None]) for i in range(3))
-    total: NDArray[np.float64] = np.abs(np.log((np.maximum(flops / f, moved / m) + calls * overhead) / seconds)).sum(1)
-    return total

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from operator import attrgetter, methodcaller
-from types import FrameType
+from traceback import walk_stack
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -123,13 +123,8 @@ def saving(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> It
 
 def checkpointing() -> bool:
     """Whether torch.utils.checkpoint is computing what runs now, reentrant or not, by whatever name it was called."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals is vars(torch.utils.checkpoint):
-            if not frame.f_code.co_qualname.startswith("checkpoint_sequential"):  # its last segment is a plain call
-                return True
-        frame = frame.f_back
-    return False
+    within = (f for f, _ in walk_stack(sys._getframe(1)) if f.f_globals is vars(torch.utils.checkpoint))
+    return any(not f.f_code.co_qualname.startswith("checkpoint_sequential") for f in within)  # its end is a plain call
 
 
 def by_foreach(params: list[Tensor]) -> bool:

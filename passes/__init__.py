@@ -1,21 +1,10 @@
 """The passes, in the order they run."""
 
 from floorplan.graph.driver import Pass
-from floorplan.passes import (
-    canonicalize,
-    compact_dropout,
-    compact_pools,
-    fold_batchnorm,
-    fuse_sites,
-    insert_memflora,
-    pack_gates,
-)
+from floorplan.passes import canonicalize, compact_dropout, compact_pools, fold_batchnorm, fuse_sites, pack_gates
 
 
 def pipeline(adapter: Pass) -> tuple[Pass, ...]:
     """The passes of a method whose adapters stand in folded, fused sites."""
     before = (canonicalize.PASS, fold_batchnorm.PASS)
     return (*before, adapter, fuse_sites.PASS, pack_gates.PASS, compact_pools.PASS, compact_dropout.PASS)
-
-
-PIPELINE = pipeline(insert_memflora.memflora())

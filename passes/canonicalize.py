@@ -19,7 +19,7 @@ from torch import fx, nn
 from floorplan.graph import spellings
 from floorplan.graph.adopt import adopt
 from floorplan.graph.driver import Pass, Site
-from floorplan.graph.edit import calls_of, free_path
+from floorplan.graph.edit import called, calls_of, free_path, module_calls
 from floorplan.graph.leaves import is_plain_leaf, leaf_reason
 from floorplan.graph.spellings import Spelling, parameters
 from floorplan.layers.plain import TrainingFlag
@@ -55,13 +55,9 @@ def run(gm: fx.GraphModule) -> Iterator[Site]:
             continue
         if found is not None:
             yield Site(node.name, found)
-    for node in [n for n in gm.graph.nodes if _is_flag(gm, n) and not n.users]:
-        gm.graph.erase_node(node)
-
-
-def _is_flag(gm: fx.GraphModule, n: Any) -> bool:
-    call = isinstance(n, fx.Node) and n.op == "call_module"
-    return call and isinstance(gm.get_submodule(str(n.target)), TrainingFlag)
+    for node, _ in module_calls(gm, TrainingFlag):
+        if not node.users:
+            gm.graph.erase_node(node)
 
 
 def _call(gm: fx.GraphModule, node: fx.Node) -> str | None:
@@ -91,7 +87,7 @@ def _call(gm: fx.GraphModule, node: fx.Node) -> str | None:
 def _flag_of(gm: fx.GraphModule, flag: Any) -> Any:
     """True, False, the TrainingFlag module, or None for a computed flag."""
     if isinstance(flag, fx.Node):
-        return gm.get_submodule(str(flag.target)) if _is_flag(gm, flag) else None
+        return m if isinstance(m := called(gm, flag), TrainingFlag) else None
     return bool(flag)
 
 

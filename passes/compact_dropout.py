@@ -9,7 +9,7 @@ The random numbers stay torch's own.
 from functools import partial
 
 from floorplan.graph.driver import Pass
-from floorplan.graph.swap import swap
-from floorplan.layers.dropout import PackedDropout, dropout_refusal, is_dropout
+from floorplan.graph.edit import swap
+from floorplan.layers.dropout import PackedDropout
 
-PASS = Pass("compact_dropout", partial(swap, known=is_dropout, refusal=dropout_refusal, twin=PackedDropout.of))
+PASS = Pass("compact_dropout", partial(swap, twin=PackedDropout.of))

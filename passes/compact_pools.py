@@ -7,7 +7,7 @@ y = AvgPool(x)  ->  y = ShapeAvgPool(x)      keeps a shape instead of x
 from functools import partial
 
 from floorplan.graph.driver import Pass
-from floorplan.graph.swap import swap
-from floorplan.layers.max_pools import compact_pool, is_pool, pool_refusal
+from floorplan.graph.edit import swap
+from floorplan.layers.pools import compact_pool
 
-PASS = Pass("compact_pools", partial(swap, known=is_pool, refusal=pool_refusal, twin=compact_pool))
+PASS = Pass("compact_pools", partial(swap, twin=compact_pool))

@@ -10,7 +10,7 @@ from typing import cast
 from torch import fx, nn
 
 from floorplan.graph.driver import Pass, Site
-from floorplan.graph.edit import CONV_TYPES, calls_of, module_calls, set_module
+from floorplan.graph.edit import CONV_TYPES, called, calls_of, module_calls, set_module
 from floorplan.graph.fold import NORMS, bn_reason, call_reason, conv_reason, scale_note, to_affine, to_site
 
 # What no pass rewrites, said here so that nothing is left alone in silence.
@@ -51,9 +51,8 @@ def run(gm: fx.GraphModule) -> Iterator[Site]:
 def _unfoldable(gm: fx.GraphModule, node: fx.Node) -> str:
     """Why this BatchNorm is not the only reader of a conv; "" if it is."""
     source = node.args[0] if node.args else None
-    if not isinstance(source, fx.Node) or source.op != "call_module":
+    if not isinstance(source, fx.Node) or (conv := called(gm, source)) is None:
         return "no conv directly before it"
-    conv = gm.get_submodule(str(source.target))
     if not isinstance(conv, CONV_TYPES):
         return f"a {type(conv).__name__} stands before it, not a conv"
     if why := conv_reason(conv) or call_reason(gm, str(source.target)):

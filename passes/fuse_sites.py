@@ -14,7 +14,7 @@ from torch import fx
 
 from floorplan.graph.aliases import Roots, reader_after, roots_of, writer_between
 from floorplan.graph.driver import Pass, Site
-from floorplan.graph.edit import PAD, calls_of, free_path, module_calls, padded, set_module
+from floorplan.graph.edit import PAD, called, calls_of, free_path, module_calls, padded, set_module
 from floorplan.graph.fold import hook_reason, tied_twin
 from floorplan.layers.activations import ends_site
 from floorplan.layers.fused import FusedConv
@@ -63,7 +63,7 @@ def _absorb_pad(gm: fx.GraphModule, node: fx.Node, site: FusedConv) -> Iterator[
 def _absorb_add(gm: fx.GraphModule, add: fx.Node) -> Iterator[Site]:
     """Let one operand, a site, take the add; the later one first: its skip is already there."""
     operands = [a for a in add.args if isinstance(a, fx.Node)]
-    sites = [n for n in operands if _is_site(gm, n) and len(n.args) == 1]
+    sites = [n for n in operands if isinstance(called(gm, n), FusedConv) and len(n.args) == 1]
     if len(operands) != 2 or operands[0] is operands[1] or not sites:
         return
     why = ""
@@ -76,10 +76,6 @@ def _absorb_add(gm: fx.GraphModule, add: fx.Node) -> Iterator[Site]:
             gm.graph.erase_node(add)
             break
     yield Site(add.name, why)
-
-
-def _is_site(gm: fx.GraphModule, node: fx.Node) -> bool:
-    return node.op == "call_module" and isinstance(gm.get_submodule(str(node.target)), FusedConv)
 
 
 def _unhostable(gm: fx.GraphModule, node: fx.Node, skip: fx.Node, add: fx.Node) -> str:
@@ -107,10 +103,8 @@ def _outlives(gm: fx.GraphModule, skip: fx.Node, add: fx.Node, roots: Roots) -> 
 
 def _absorb_activation(gm: fx.GraphModule, node: fx.Node, site: FusedConv) -> Iterator[Site]:
     for act in list(node.users):
-        if act.op != "call_module" or act.args != (node,) or act.kwargs:
-            continue
-        m = gm.get_submodule(str(act.target))
-        if not ends_site(m):
+        m = called(gm, act)
+        if m is None or act.args != (node,) or act.kwargs or not ends_site(m):
             continue
         taken = "" if site.act is None else f"{node.name} ends in a {type(site.act).__name__} already"
         why = taken or (f"{node.name} has other readers" if len(node.users) > 1 else hook_reason(m))

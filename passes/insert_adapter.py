@@ -1,27 +1,37 @@
 """Freeze the model and put a ConvAdapter in the place of the chosen convs; BatchNorms stay as they are.
 
 conv(x, W)  ->  LoraC, LoraCOfficial, SideConv, FactorConv, a layer from outside (x)
+see floorplan.layers.lora, floorplan.layers.factor
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import fx, nn
 
-from floorplan.graph.choose import Insertion, convs_of
+from floorplan.graph.choose import Insertion, as_pass, convs_of
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.edit import set_module
 from floorplan.layers.adapter import ConvAdapter
+from floorplan.layers.factor import FactorConv
 from floorplan.layers.layer import Adapter
+from floorplan.layers.lora import LoraC, LoraCOfficial, SideConv
 
 Make = Callable[[nn.Module, int, torch.Generator], ConvAdapter | str]
+ALPHA = 2.0  # alpha/r, as in the MemFLoRA paper's baselines
+KINDS: dict[str, Make] = {
+    "lora-c": partial(LoraC.of, scale=ALPHA),
+    "lora-c-official": partial(LoraCOfficial.of, scale=ALPHA),
+    "lora-conv": partial(SideConv.of, scale=ALPHA),
+    "lora-edge": FactorConv.edge,
+    "lora-fa": partial(FactorConv.of, scale=ALPHA),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Insert(Insertion):
-    """Options of the pass; calling it runs it."""
-
     kind: str
     make: Make
 
@@ -39,4 +49,9 @@ class Insert(Insertion):
 
 def adapter(kind: str, make: Make, rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False) -> Pass:
     """The pass with its options set; make(conv, rank, generator): a layer, or why there is none (`ConvAdapter.of`)."""
-    return Pass(f"insert_{kind}", Insert(rank, sites, seed, train_head, kind=kind, make=make), tolerance=1e-9)
+    return as_pass(f"insert_{kind}", Insert)(rank, sites, seed, train_head, kind=kind, make=make)
+
+
+def lora(kind: str, rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False) -> Pass:
+    """The pass of a LoRA baseline, one of KINDS."""
+    return adapter(kind, KINDS[kind], rank, sites, seed, train_head)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from floorplan.graph.choose import as_pass
 from floorplan.graph.driver import Pass
 from floorplan.graph.edit import calls_of, free_path, set_module
 from floorplan.layers.branch import RankBranch
@@ -21,8 +22,6 @@ from floorplan.passes.insert_memflora import Insert
 
 @dataclass(frozen=True)
 class Branch(Insert):
-    """Options of the pass; calling it runs it."""
-
     kernel: str = "up"  # which factor has the conv's kernel: up or down
     bn: bool = False  # a trained BatchNorm of q in the place of a
 
@@ -59,5 +58,4 @@ def branch(
     rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False, kernel: str = "up", bn: bool = False
 ) -> Pass:
     """The pass with its options set."""
-    insert = Branch(rank, sites, seed, train_head, kernel=kernel, bn=bn)
-    return Pass("insert_branch", insert, tolerance=1e-9)
+    return as_pass("insert_branch", Branch)(rank, sites, seed, train_head, kernel=kernel, bn=bn)

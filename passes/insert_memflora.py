@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from floorplan.graph.choose import Insertion, convs_of
-from floorplan.graph.driver import Pass, Site
+from floorplan.graph.choose import Insertion, as_pass, convs_of
+from floorplan.graph.driver import Site
 from floorplan.graph.edit import set_module
 from floorplan.graph.fold import to_site
 from floorplan.layers.fused import FusedConv
@@ -19,8 +19,6 @@ from floorplan.layers.fused import FusedConv
 
 @dataclass(frozen=True)
 class Insert(Insertion):
-    """Options of the pass; calling it runs it."""
-
     projection: str = "normal"  # how P is drawn: one of floorplan.layers.lowrank.PROJECTIONS
     scaled: bool = True  # the adapter is scaled by the folded BatchNorm's a
 
@@ -46,14 +44,4 @@ class Insert(Insertion):
         return ""
 
 
-def memflora(
-    rank: int = 2,
-    sites: str = "auto",
-    seed: int = 0,
-    train_head: bool = False,
-    projection: str = "normal",
-    scaled: bool = True,
-) -> Pass:
-    """The pass with its options set."""
-    insert = Insert(rank, sites, seed, train_head, projection, scaled)
-    return Pass("insert_memflora", insert, tolerance=1e-9)
+memflora = as_pass("insert_memflora", Insert)

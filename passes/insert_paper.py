@@ -14,9 +14,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import fx, nn
 
-from floorplan.graph.choose import Insertion
-from floorplan.graph.driver import Pass, Site
-from floorplan.graph.edit import module_calls, set_module
+from floorplan.graph.choose import Insertion, as_pass
+from floorplan.graph.driver import Site
+from floorplan.graph.edit import called, module_calls, set_module
 from floorplan.graph.fold import NORMS, bn_reason, call_reason, conv_reason
 from floorplan.layers.activations import act_config, ends_site
 from floorplan.layers.geometry import CONVS, geometry_of
@@ -26,8 +26,6 @@ S = TypeVar("S", bound=PaperSite)
 
 
 class Insert(Insertion):
-    """Options of the pass; calling it runs it."""
-
     def insert(self, gm: fx.GraphModule, generator: torch.Generator) -> Iterator[Site]:
         """Every BatchNorm whose statistics are fixed becomes a site, with what is its own around it."""
         pairs = {}
@@ -83,10 +81,9 @@ def unfilled(kind: Callable[..., S], conv: Any, bn: Any, act: nn.Module | None, 
 
 def conv_before(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:
     source = node.args[0]
-    if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) > 1:
+    if not isinstance(source, fx.Node) or len(source.users) > 1:
         return None
-    target = str(source.target)
-    conv = gm.get_submodule(target)
+    conv, target = called(gm, source), str(source.target)
     if not isinstance(conv, CONVS) or sum(n.target == target for n in gm.graph.nodes) > 1:  # shared
         return None
     return None if conv_reason(conv) or call_reason(gm, target) else source
@@ -94,9 +91,8 @@ def conv_before(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:
 
 def _activation_after(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:
     users = list(node.users)
-    if len(users) != 1 or users[0].op != "call_module" or users[0].args != (node,):
-        return None
-    return users[0] if ends_site(gm.get_submodule(str(users[0].target))) else None
+    act = called(gm, users[0]) if len(users) == 1 and users[0].args == (node,) else None
+    return users[0] if act is not None and ends_site(act) else None
 
 
 def _site(conv: Any, act: nn.Module | None, bn: Any, rank: int, generator: torch.Generator) -> PaperSite:
@@ -110,6 +106,4 @@ def _site(conv: Any, act: nn.Module | None, bn: Any, rank: int, generator: torch
     return site
 
 
-def paper(rank: int = 2, sites: str = "auto", seed: int = 0, train_head: bool = False) -> Pass:
-    """The pass with its options set."""
-    return Pass("insert_memflora_paper", Insert(rank, sites, seed, train_head), tolerance=1e-9)
+paper = as_pass("insert_memflora_paper", Insert)

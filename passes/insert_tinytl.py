@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from floorplan.graph.aliases import Roots, roots_of, writer_between
-from floorplan.graph.choose import Insertion
+from floorplan.graph.choose import Insertion, as_pass
 from floorplan.graph.driver import Pass, Site
-from floorplan.graph.edit import CONV_TYPES, calls_of, free_path, module_calls, set_module
+from floorplan.graph.edit import CONV_TYPES, called, calls_of, free_path, module_calls, set_module
 from floorplan.graph.fold import NORMS, bn_reason, call_reason, conv_reason
 from floorplan.layers.activations import record_of
 from floorplan.layers.adapter import adapters
@@ -40,7 +40,7 @@ _JOINS = {operator.add, operator.mul, operator.sub, *_IN_PLACE}
 
 @dataclass(frozen=True)
 class Insert(Insertion):
-    """Options of the pass; calling it runs it. It has no use for a rank or sites."""
+    """It has no use for a rank or sites."""
 
     train_bn: bool = False
 
@@ -66,13 +66,14 @@ class Insert(Insertion):
             if isinstance(block, str):
                 yield Site(path, block)
                 continue
+            x, y, inputs, outputs = block
             if path not in made:  # a block that runs twice has one branch
                 made[path] = free_path(gm, f"{path}.lite")
                 floats = (p for p in (*gm.parameters(), *gm.buffers()) if p.is_floating_point())
-                lite = LiteResidual(block.inputs, block.outputs)
+                lite = LiteResidual(inputs, outputs)
                 lite.to(next(floats, lite.U)).start(generator)
                 set_module(gm, made[path], lite)
-            widths[_insert(gm, block, nodes, made[path])] = block.outputs
+            widths[_insert(gm, x, y, nodes, made[path])] = outputs
             yield Site(path)
 
 
@@ -89,22 +90,11 @@ def blocks(gm: fx.GraphModule) -> list[tuple[str, Nodes]]:
 
 
 def _conv(gm: fx.GraphModule, node: fx.Node) -> nn.Module | None:
-    m = gm.get_submodule(str(node.target)) if node.op == "call_module" else None
-    return m if isinstance(m, CONV_TYPES) else None
+    return m if isinstance(m := called(gm, node), CONV_TYPES) else None
 
 
-@dataclass(frozen=True)
-class _Block:
-    """Where a lite branch reads, what it is added to, and how wide both are."""
-
-    x: fx.Node
-    y: fx.Node
-    inputs: int
-    outputs: int
-
-
-def _fit(gm: fx.GraphModule, nodes: Nodes, widths: dict[fx.Node, int]) -> _Block | str:
-    """The block, or why no lite branch can stand beside it."""
+def _fit(gm: fx.GraphModule, nodes: Nodes, widths: dict[fx.Node, int]) -> tuple[fx.Node, fx.Node, int, int] | str:
+    """Where a lite branch reads, what it is added to and how wide both are, or why none can stand beside the block."""
     convs = {n: m for n in nodes if (m := _conv(gm, n)) is not None}
     for node, m in convs.items():
         if not isinstance(m, nn.Conv2d | nn.ConvTranspose2d):
@@ -123,7 +113,7 @@ def _fit(gm: fx.GraphModule, nodes: Nodes, widths: dict[fx.Node, int]) -> _Block
             return f"how many channels {node.name} has cannot be told from the layers around it"
     if (writer := writer_between(gm, x, y.next, x, _roots(gm))) is not None:
         return f"{writer.name} writes in place into {x.name}, which the lite residual would read later"
-    return _Block(x, y, cast(int, inputs), cast(int, outputs))
+    return x, y, cast(int, inputs), cast(int, outputs)
 
 
 def _roots(gm: fx.GraphModule) -> Roots:
@@ -171,15 +161,15 @@ def _width_of(m: nn.Module, n: fx.Node, widths: dict[fx.Node, int]) -> int:
     return 0
 
 
-def _insert(gm: fx.GraphModule, block: _Block, inside: Nodes, path: str) -> fx.Node:
-    """Add the branch behind the block's output, for all that reads it outside."""
-    readers = [u for u in block.y.users if u not in inside]
-    with gm.graph.inserting_after(block.y):
-        lite = gm.graph.call_module(path, (block.x, block.y))
+def _insert(gm: fx.GraphModule, x: fx.Node, y: fx.Node, inside: Nodes, path: str) -> fx.Node:
+    """Add the branch of x behind the block's output y, for all that reads it outside."""
+    readers = [u for u in y.users if u not in inside]
+    with gm.graph.inserting_after(y):
+        lite = gm.graph.call_module(path, (x, y))
     with gm.graph.inserting_after(lite):
-        total = gm.graph.call_function(operator.add, (block.y, lite))
+        total = gm.graph.call_function(operator.add, (y, lite))
     for reader in readers:
-        reader.replace_input_with(block.y, total)
+        reader.replace_input_with(y, total)
     return total
 
 
@@ -233,4 +223,4 @@ def _frozen_convs(gm: fx.GraphModule) -> Iterator[Site]:
 def tinytl(train_bn: bool = False, seed: int = 0, train_head: bool = False) -> Pass:
     """The pass with its options set; `train_bn` leaves the BatchNorms in train mode."""
     name = "insert_tinytl_trainbn" if train_bn else "insert_tinytl"
-    return Pass(name, Insert(seed=seed, train_head=train_head, train_bn=train_bn), tolerance=1e-9)
+    return as_pass(name, Insert)(seed=seed, train_head=train_head, train_bn=train_bn)

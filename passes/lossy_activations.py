@@ -13,13 +13,9 @@ from torch import fx, nn
 from floorplan.errors import FloorplanError
 from floorplan.graph.copies import clone_structure
 from floorplan.graph.driver import Pass, Site
-from floorplan.graph.swap import swap
+from floorplan.graph.edit import swap
 from floorplan.layers.activations import record_of
-from floorplan.layers.lossy import FITS, LossyActivation, lossy_refusal
-
-
-def _smooth(m: nn.Module) -> bool:
-    return (a := record_of(m)) is not None and a.gate is None
+from floorplan.layers.lossy import FITS, LossyActivation
 
 
 def lossy(bits: int, fit: str = "normal") -> Pass:
@@ -29,9 +25,12 @@ def lossy(bits: int, fit: str = "normal") -> Pass:
     if fit not in FITS:
         raise FloorplanError(f"lossy activations: fit {fit} is not known; use {' or '.join(FITS)}")
 
+    def twin(m: nn.Module) -> LossyActivation | str | None:
+        return LossyActivation.of(m, bits, fit) if (a := record_of(m)) is not None and a.gate is None else None
+
     def run(gm: fx.GraphModule) -> Iterator[Site]:
         targets = {n.name: str(n.target) for n in gm.graph.nodes if n.op == "call_module"}
-        for site in swap(gm, _smooth, lossy_refusal, lambda m: LossyActivation.of(m, bits, fit)):
+        for site in swap(gm, twin):
             layer = gm.get_submodule(targets[site.node])
             yield replace(site, note=layer.extra_repr()) if isinstance(layer, LossyActivation) else site
 

@@ -8,10 +8,7 @@ Fused sites hold their activation themselves and are no activation nodes: they s
 from functools import partial
 
 from floorplan.graph.driver import Pass
-from floorplan.graph.swap import swap
-from floorplan.layers.activations import PackedActivation, activation_refusal, record_of
+from floorplan.graph.edit import swap
+from floorplan.layers.activations import PackedActivation, record_of
 
-PASS = Pass(
-    "pack_gates",
-    partial(swap, known=lambda m: record_of(m) is not None, refusal=activation_refusal, twin=PackedActivation.of),
-)
+PASS = Pass("pack_gates", partial(swap, twin=lambda m: PackedActivation.of(m) if record_of(m) else None))

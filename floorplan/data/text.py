@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
@@ -42,14 +43,9 @@ def require_labels(path: Path, raw: NDArray[np.float64], odd: NDArray[np.bool_],
     """A one-line error at the first row of a file whose label is odd; {} in `why` is that label."""
     if odd.any():
         row = int(odd.argmax())
-        raise FloorplanError(f"{path}, line {line_of(opener(path), row)}: {why.format(f'{raw[row]:g}')}")
-
-
-def line_of(open_text: Open, row: int, header: int = 0) -> int:
-    """The 1-based line of table row `row`: blank lines are no rows."""
-    with open_text() as f:
-        full = (n for n, line in enumerate(f, 1) if n > header and line.strip())
-        return next(n for i, n in enumerate(full) if i == row)
+        with opener(path)() as f:  # blank lines are no rows
+            line = next(islice((n for n, text in enumerate(f, 1) if text.strip()), row, None))
+        raise FloorplanError(f"{path}, line {line}: {why.format(f'{raw[row]:g}')}")
 
 
 def _blame(
@@ -82,21 +78,15 @@ def folder_at(folder: str | Path, what: str) -> Path:
 def by_subject(
     files: Iterable[tuple[int, Path]], wanted: Collection[int] | None, where: Path, none: str
 ) -> list[tuple[int, Path]]:
-    """(subject, file) of the wanted subjects (None: all) in order; a one-line error where there is no file at all."""
+    """(subject, file) of the wanted subjects (None: all) in order; a one-line error for no file at all, or of one."""
     found: dict[int, list[Path]] = {}
     for subject, path in files:
         found.setdefault(subject, []).append(path)
     if not found:
         raise FloorplanError(f"{where}: {none}")
-    return [(s, p) for s in chosen(wanted, found, where) for p in found[s]]
-
-
-def chosen(wanted: Collection[int] | None, found: dict[int, list[Path]], where: Path) -> list[int]:
-    """The wanted subjects (None: all) in order; a one-line error for one without files."""
-    missing = sorted(set(wanted or ()) - set(found))
-    if missing:
+    if missing := sorted(set(wanted or ()) - set(found)):
         raise FloorplanError(f"{where}: no files of subject {missing[0]}; it holds subjects {sorted(found)}")
-    return sorted(found if wanted is None else set(wanted))
+    return [(s, p) for s in sorted(found if wanted is None else set(wanted)) for p in found[s]]
 
 
 def require_unique(names: Sequence[str], where: Path) -> None:

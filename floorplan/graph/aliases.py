@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from floorplan.graph.edit import called
 from floorplan.layers.layer import Layer
 from floorplan.torch_doors import AvgPoolNd, BatchNormNd, ConvNd, MaxPoolNd
 
@@ -31,9 +32,8 @@ def roots_of(gm: fx.GraphModule) -> Roots:
 
 
 def _fresh(gm: fx.GraphModule, n: fx.Node) -> bool:
-    if n.op != "call_module":
+    if (m := called(gm, n)) is None:
         return n.target in _FRESH_FUNCTIONS
-    m = gm.get_submodule(str(n.target))
     if isinstance(m, Layer):
         return m.fresh
     activation = type(m).__module__.startswith("torch.nn.modules.activation")
@@ -42,8 +42,7 @@ def _fresh(gm: fx.GraphModule, n: fx.Node) -> bool:
 
 def written(gm: fx.GraphModule, n: fx.Node, roots: Roots) -> frozenset[fx.Node]:
     """The memory that a node may write into; all its inputs' for a module that is not torch's."""
-    if n.op == "call_module":
-        m = gm.get_submodule(str(n.target))
+    if (m := called(gm, n)) is not None:
         inside = isinstance(m, Layer) or type(m).__module__.startswith("torch.nn.")
         if inside and not getattr(m, "inplace", False):
             return frozenset()

@@ -1,15 +1,16 @@
 """Which convs get an adapter: --sites auto, all, pointwise, or globs over conv paths; and what all insertions do."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import ParamSpec
 
 import torch
 from torch import fx, nn
 
 from floorplan.errors import FloorplanError
-from floorplan.graph.driver import Site
-from floorplan.graph.edit import CONV_TYPES, is_depthwise, module_calls, train_head
+from floorplan.graph.driver import Pass, Site
+from floorplan.graph.edit import CONV_TYPES, is_depthwise, module_calls
 from floorplan.graph.fold import call_reason, conv_reason
 from floorplan.layers.adapter import adapters
 from floorplan.layers.geometry import geometry_of
@@ -58,7 +59,10 @@ class Insertion:
             first = next((f"; {s.node}: {s.refused}" for s in sites if s.refused), "")
             raise FloorplanError(self.nothing(gm, found) + first)
         if self.train_head:
-            train_head(gm)
+            heads = [m for _, m in module_calls(gm, nn.Linear)]
+            if not heads:
+                raise FloorplanError("--train-head: the model has no Linear layer; leave the option out")
+            heads[-1].requires_grad_(True)
 
     def insert(self, gm: fx.GraphModule, generator: torch.Generator) -> Iterator[Site]:
         """Put the adapters in; a Site for every place looked at."""
@@ -66,9 +70,11 @@ class Insertion:
 
     def nothing(self, gm: fx.GraphModule, found: int) -> str:
         """What is said where no adapter was put in, of `found` convs."""
-        if not found and (computed := _functional_conv(gm)):
+        calls = (n for n in gm.graph.nodes if n.op == "call_function")
+        functional = next((n for n in calls if "conv" in getattr(n.target, "__name__", "")), None)
+        if not found and functional:
             why = "(weight standardisation, a reparametrization); bake the weight first"
-            return f"no conv can be adapted: {computed} convolves with a computed weight {why}"
+            return f"no conv can be adapted: {functional} convolves with a computed weight {why}"
         advice = "try --sites all or a smaller rank" if found else "its graph has no conv layer"
         return f"no conv was adapted ({found} looked at with --sites {self.sites} --rank {self.rank}); {advice}"
 
@@ -79,16 +85,22 @@ class Insertion:
         return unfit, choose({p: shape_of(m) for p, m in convs.items() if p not in unfit}, self.sites, self.rank)
 
 
+P = ParamSpec("P")
+
+
+def as_pass(name: str, insertion: Callable[P, Insertion]) -> Callable[P, Pass]:
+    """What makes the pass of that name from the options of an insertion."""
+
+    def made(*args: P.args, **kwargs: P.kwargs) -> Pass:
+        return Pass(name, insertion(*args, **kwargs), tolerance=1e-9)
+
+    return made
+
+
 def convs_of(gm: fx.GraphModule) -> dict[str, nn.Module]:
     """Path -> every conv or site that the graph calls, in order."""
     calls = module_calls(gm, Adapter, *CONV_TYPES)
     return {str(n.target): m for n, m in calls if not isinstance(m, Adapter) or m.in_channels}
-
-
-def _functional_conv(gm: fx.GraphModule) -> str:
-    """The first conv left that is no module: its weight is the result of other nodes."""
-    calls = (n for n in gm.graph.nodes if n.op == "call_function")
-    return next((n.name for n in calls if "conv" in getattr(n.target, "__name__", "")), "")
 
 
 def choose(convs: Mapping[str, Shape], sites: str, rank: int) -> dict[str, str]:

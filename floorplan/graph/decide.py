@@ -10,6 +10,7 @@ import operator
 import os
 import sys
 from collections.abc import Sequence
+from traceback import walk_stack, walk_tb
 from types import FrameType, TracebackType
 from typing import Any, cast
 
@@ -40,23 +41,18 @@ def _users(filename: str) -> bool:
 
 def user_frame() -> FrameType | None:
     """The innermost frame of the traced model's own code, if any."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != _OUTER:
+    for frame, _ in walk_stack(sys._getframe(1)):
+        if frame.f_code.co_filename == _OUTER:
+            break
         if _users(frame.f_code.co_filename):
             return frame
-        frame = frame.f_back
     return None
 
 
 def calling_frame() -> FrameType | None:
     """The innermost frame outside fx and the tracer; it may be torch's own."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_FX, "<")) and name not in _OWN:
-            return frame
-        frame = frame.f_back
-    return None
+    names = ((f, f.f_code.co_filename) for f, _ in walk_stack(sys._getframe(1)))
+    return next((f for f, name in names if not name.startswith((_FX, "<")) and name not in _OWN), None)
 
 
 def place(frame: FrameType | None) -> str:
@@ -66,12 +62,9 @@ def place(frame: FrameType | None) -> str:
 
 def raised_at(trace: TracebackType | None) -> str:
     """`file.py:12` of the innermost user frame of a traceback; "" if there is none."""
-    found = ""
-    while trace is not None:
-        if _users(name := trace.tb_frame.f_code.co_filename) and name != _OUTER:
-            found = f"{os.path.basename(name)}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
+    steps = ((frame.f_code.co_filename, line) for frame, line in walk_tb(trace))
+    users = [f"{os.path.basename(name)}:{line}" for name, line in steps if _users(name) and name != _OUTER]
+    return users[-1] if users else ""
 
 
 def source_line(frame: FrameType | None) -> str:
@@ -171,11 +164,7 @@ class Evaluator:
             return mode.from_tensor(t, static_shapes=True)
         if t.fake_mode is mode:
             return t
-        size, stride = ([_hint(d) for d in dims] for dims in (t.shape, t.stride()))
+        size, stride = ([d if isinstance(d, int) else int(d.node.hint) for d in dims] for dims in (t.shape, t.stride()))
         with mode:
             twin = torch.empty_strided(size, stride, dtype=t.dtype, device=t.device)
         return twin.requires_grad_(t.requires_grad)
-
-
-def _hint(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)

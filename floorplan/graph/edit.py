@@ -1,13 +1,13 @@
-"""From conv and BatchNorm modules to sites: what can be folded, adapted, and why not."""
+"""What passes do to graphs: calls found, modules put in their place and swapped, paddings taken over."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from torch import fx, nn
 from torch.nn.utils import parametrize
 
-from floorplan.errors import FloorplanError
+from floorplan.graph.driver import Site
 from floorplan.layers.geometry import CONVS, TRANSPOSED, Geometry, geometry_of
 from floorplan.layers.layer import Adapter
 
@@ -16,13 +16,16 @@ PAD = ("input", "pad", "mode", "value")
 CONV_TYPES = CONVS + TRANSPOSED
 
 
+def called(gm: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+    """The module that a node calls; None for a node that calls none."""
+    return gm.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
 def module_calls(gm: fx.GraphModule, *kinds: type[nn.Module]) -> Iterator[tuple[fx.Node, nn.Module]]:
     """Every call_module node of one of `kinds`, in order; nodes may be erased meanwhile."""
     for node in list(gm.graph.nodes):
-        if node.op == "call_module":
-            m = gm.get_submodule(str(node.target))
-            if isinstance(m, kinds):
-                yield node, m
+        if isinstance(m := called(gm, node), kinds):
+            yield node, m
 
 
 def calls_of(gm: fx.GraphModule, target: str) -> list[fx.Node]:
@@ -84,9 +87,29 @@ def padded(geo: Geometry, options: dict[str, Any]) -> Geometry | str:
     return replace(geo, padding=total, mode=MODES[mode])
 
 
-def train_head(gm: fx.GraphModule) -> None:
-    """Let the last Linear layer train."""
-    heads = [m for _, m in module_calls(gm, nn.Linear)]
-    if not heads:
-        raise FloorplanError("--train-head: the model has no Linear layer; leave the option out")
-    heads[-1].requires_grad_(True)
+def swap(gm: fx.GraphModule, twin: Callable[[nn.Module], nn.Module | str | None]) -> Iterator[Site]:
+    """Put twin(m) in the place of every module m; a Site a call. A text says why m stays, None says nothing of it."""
+    calls_by_target: dict[str, list[fx.Node]] = {}
+    for node in gm.graph.nodes:
+        if node.op == "call_module":
+            calls_by_target.setdefault(str(node.target), []).append(node)
+    for target, calls in calls_by_target.items():
+        module = gm.get_submodule(target)
+        if (new := twin(module)) is None:
+            continue
+        why = new if isinstance(new, str) else _overwrites(module, calls)
+        if isinstance(new, nn.Module) and not why:
+            gm.set_submodule(target, new)
+        for node in calls:
+            yield Site(node.name, why)
+
+
+def _overwrites(module: nn.Module, calls: list[fx.Node]) -> str:
+    """Why an in-place module must stay in place: somebody reads its input after it; else ""."""
+    if not getattr(module, "inplace", False):
+        return ""
+    for node in calls:
+        for user in (u for source in node.all_input_nodes for u in source.users):
+            if user is not node and node < user:
+                return f"{user.name} reads what {node.name} writes in place; set inplace=False"
+    return ""

@@ -171,13 +171,6 @@ def gate_of(module: nn.Module) -> Gate | str:
     return f"{name} cannot be gated, {why}; {todo}"
 
 
-def activation_refusal(module: nn.Module) -> str:
-    """Why PackedActivation cannot stand for `module`; "" if it can."""
-    if type(module) is nn.PReLU and not module.weight.requires_grad:
-        return ""
-    return gate if isinstance(gate := gate_of(module), str) else ""
-
-
 def options_of(module: nn.Module) -> dict[str, Any]:
     """Constructor arguments of an activation, in-place flag apart."""
     a = record_of(module)
@@ -223,10 +216,11 @@ class PackedActivation(Layer):
         self.register_buffer("slope", slope)
 
     @classmethod
-    def of(cls, module: nn.Module) -> "PackedActivation":
-        """The packed twin of an activation; ValueError with the reason if it has none."""
-        if why := activation_refusal(module):
-            raise ValueError(why)
+    def of(cls, module: nn.Module) -> "PackedActivation | str":
+        """The packed twin of an activation, or why it has none."""
+        frozen = type(module) is nn.PReLU and not module.weight.requires_grad
+        if not frozen and isinstance(why := gate_of(module), str):
+            return why
         new = cls(type(module).__name__, options_of(module))
         if isinstance(module, nn.PReLU):
             new.slope = module.weight.detach().clone()

@@ -24,20 +24,6 @@ _SHIFTS = "it shifts and scales by its input's statistics, and torch keeps the n
 REFUSED: dict[type[nn.Module], str] = {nn.AlphaDropout: _SHIFTS, nn.FeatureAlphaDropout: _SHIFTS}
 
 
-def is_dropout(module: nn.Module) -> bool:
-    """Whether the tables know this class as a dropout."""
-    return type(module) in DROPOUTS or type(module) in REFUSED
-
-
-def dropout_refusal(module: nn.Module) -> str:
-    """Why PackedDropout cannot stand for `module`; "" if it can."""
-    kind = type(module)
-    if kind in DROPOUTS:
-        return ""
-    why = REFUSED.get(kind, "it is not a dropout; nothing to do")
-    return f"{kind.__name__} cannot be packed, {why}"
-
-
 class PackedDropout(Layer):
     """nn.`name` with probability p that keeps one bit a decision; same values, seed for seed."""
 
@@ -51,11 +37,12 @@ class PackedDropout(Layer):
         self.sample_dims = DROPOUTS[_KINDS[name]]
 
     @classmethod
-    def of(cls, module: Any) -> "PackedDropout":
-        """The packed twin of a dropout; ValueError with the reason if it has none."""
-        if why := dropout_refusal(module):
-            raise ValueError(why)
-        return cls(type(module).__name__, module.p).train(module.training)
+    def of(cls, module: Any) -> "PackedDropout | str | None":
+        """The packed twin of a dropout, or why it has none; None for what is no dropout."""
+        kind = type(module)
+        if kind in REFUSED:
+            return f"{kind.__name__} cannot be packed, {REFUSED[kind]}"
+        return cls(kind.__name__, module.p).train(module.training) if kind in DROPOUTS else None
 
     def plain_form(self) -> nn.Module:
         return _KINDS[self.name](self.p)
@@ -68,8 +55,7 @@ class PackedDropout(Layer):
         if not self.training or self.p == 0:
             return x
         if self.p == 1 or not (torch.is_grad_enabled() and x.requires_grad):
-            plain = {"Dropout": F.dropout, "Dropout1d": F.dropout1d, "Dropout2d": F.dropout2d}
-            return plain.get(self.name, F.dropout3d)(x, self.p, True)
+            return getattr(F, self.name.lower())(x, self.p, True)  # type: ignore[no-any-return]
         if self.name == "Dropout":
             return applied(_Elements, x, self.p)
         batch = () if x.dim() == self.sample_dims else x.shape[:1]

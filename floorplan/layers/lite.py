@@ -15,14 +15,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.activations import Gate
 from floorplan.layers.adapter import as_conv_starts
-from floorplan.layers.geometry import Geometry, conv, frozen_conv, input_grad, pad
+from floorplan.layers.bits import _between
+from floorplan.layers.geometry import Geometry, frozen_conv
 from floorplan.layers.layer import Adapter, Layer, PlainConv
-from floorplan.layers.paper import PaperSite, per_channel
+from floorplan.layers.paper import PaperSite, Published
 from floorplan.torch_doors import applied
 
 KERNEL = 5
@@ -150,46 +150,14 @@ class TinySite(PaperSite):
         if self.plain:
             return self._plain(x, a, b, None, None)
         b = b if self.bias is None else b + a * self.bias
-        return applied(_Tiny, x, self.weight, a, b, self)
-
-
-def _mask(z: Tensor, gate: Gate) -> Tensor:
-    """A byte an element: lo < z < hi."""
-    mask = z >= gate.lo if gate.closed else z > gate.lo
-    if gate.hi != math.inf:
-        mask &= z <= gate.hi if gate.closed else z < gate.hi
-    return mask
-
-
-class _Tiny(torch.autograd.Function):
-    """TinySite with its own backward; keeps the mask and a."""
+        return applied(Published, x, None, None, self.weight, a, b, None, self)
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor | None, a: Tensor, b: Tensor, site: TinySite) -> Tensor:
-        ctx.geo, ctx.gate, ctx.x_shape = site.geo, site.gate, x.shape
-        wide = per_channel(a, x.dim())
-        if w is None or site.geo is None:
-            z = x * wide
-        else:
-            z = conv(pad(x, site.geo), w, None, site.geo, site.geo.groups).mul_(wide)
-        z = z.add_(per_channel(b, z.dim()))
-        mask = _mask(z, site.gate) if isinstance(site.gate, Gate) and any(ctx.needs_input_grad) else None
-        ctx.save_for_backward(w, a, mask)
-        return z if site.act is None else site.act(z)
+    def kept_gate(z: Tensor, gate: Gate) -> Tensor:
+        """A byte an element."""
+        return _between(z, gate.lo, gate.hi, gate.closed)  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        w, a, mask = ctx.saved_tensors
-        geo, gate = ctx.geo, ctx.gate
-        if mask is not None:
-            inside = g if gate.inside == 1 else g * gate.inside
-            g = torch.where(mask, inside, g * gate.outside if gate.outside else g.new_zeros(()))
-        del mask
-        gb = g.sum((0, *range(2, g.dim()))) if ctx.needs_input_grad[3] else None
-        if not ctx.needs_input_grad[0]:
-            return None, None, None, gb, None
-        g = g * per_channel(a, g.dim())
-        if w is None:
-            return g, None, None, gb, None
-        return input_grad(g, w, ctx.x_shape, geo, geo.groups), None, None, gb, None
+    def gated(g: Tensor, kept: Tensor, layout: int, gate: Gate) -> Tensor:
+        inside = g if gate.inside == 1 else g * gate.inside
+        return torch.where(kept, inside, g * gate.outside if gate.outside else g.new_zeros(()))

@@ -162,10 +162,10 @@ class LossyActivation(Layer):
         self.act = NAMED[name].kind(**self.options)
 
     @classmethod
-    def of(cls, module: nn.Module, bits: int, fit: str = "normal") -> "LossyActivation":
-        """The lossy twin of an activation; ValueError with the reason if it has none."""
-        if why := lossy_refusal(module):
-            raise ValueError(why)
+    def of(cls, module: nn.Module, bits: int, fit: str = "normal") -> "LossyActivation | str":
+        """The lossy twin of an activation, or why it has none."""
+        if (a := record_of(module)) is None or a.derivative is None:
+            return f"{type(module).__name__} has no few-bit derivative; known are {', '.join(SMOOTH)}"
         return cls(type(module).__name__, bits, options_of(module), fit).train(module.training)
 
     def plain_form(self) -> nn.Module:
@@ -199,22 +199,6 @@ class LossyActivation(Layer):
         if not (torch.is_grad_enabled() and z.requires_grad):
             return self.act(z)  # type: ignore[no-any-return]
         return applied(_Lossy, z, self)
-
-    def level(self, z: Tensor) -> Tensor:
-        """The level that stands for act'(z), in z's dtype."""
-        t = self.table(z.dtype)
-        wide = z if z.dtype == torch.float64 else z.float()
-        edges = torch.tensor(t.edges, dtype=wide.dtype, device=z.device)
-        levels = torch.tensor(t.levels, dtype=z.dtype, device=z.device)
-        return levels[torch.tensor(t.codes, device=z.device)[torch.bucketize(wide.contiguous(), edges)]]
-
-
-def lossy_refusal(module: nn.Module) -> str:
-    """Why LossyActivation cannot stand for `module`; "" if it can."""
-    a = record_of(module)
-    if a is not None and a.derivative is not None:
-        return ""
-    return f"{type(module).__name__} has no few-bit derivative; known are {', '.join(SMOOTH)}"
 
 
 class _Lossy(torch.autograd.Function):

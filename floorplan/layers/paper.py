@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from floorplan.cost_models.paper_macs import Macs
-from floorplan.layers.activations import act_config, act_of, gate_of
+from floorplan.layers.activations import Gate, act_config, act_of, gate_of
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
 from floorplan.layers.geometry import Geometry, conv, conv1x1, conv_weight_grad, input_grad, pad
 from floorplan.layers.layer import Adapter, PlainConv, PlainNorm
@@ -114,7 +114,7 @@ class PaperSite(Adapter):
         up, down = (self.U, self.P) if self.rank else (None, None)
         if self.plain:
             return self._plain(x, a, b, up, down)
-        return applied(_Paper, x, up, down, self.weight, a, b, self)
+        return applied(Published, x, up, down, self.weight, a, b, self.bias, self)
 
     def _plain(self, x: Tensor, a: Tensor, b: Tensor, up: Tensor | None, down: Tensor | None) -> Tensor:
         z = x
@@ -125,46 +125,63 @@ class PaperSite(Adapter):
         z = z * per_channel(a, z.dim()) + per_channel(b, z.dim())
         return z if self.act is None else self.act(z)
 
-
-class _Paper(torch.autograd.Function):
-    """PaperSite with its own backward; keeps q, the packed gate and a."""
+    @staticmethod
+    def kept_gate(z: Tensor, gate: Gate) -> Tensor:
+        """What is kept of z for the activation's backward: one bit an element."""
+        return pack_gate(z, gate.lo, gate.hi, gate.closed)  # type: ignore[no-any-return]
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, up: Tensor | None, down: Tensor | None, w: Tensor | None, a: Tensor, b: Tensor, site: Any
-    ) -> Tensor:
-        ctx.geo, ctx.gate, ctx.x_shape = site.geo, site.gate, x.shape
+    def gated(g: Tensor, kept: Tensor, layout: int, gate: Gate) -> Tensor:
+        """The gradient before the activation, from the one behind it and what was kept."""
+        return apply_gate(g, kept, layout, gate.inside, gate.outside)  # type: ignore[no-any-return]
+
+
+class Published(torch.autograd.Function):
+    """A site by its branches, (x, up, down, weight, a, b, bias, site), with its own backward; keeps q, the gate and a.
+
+    Gradients of x, up and b; what else trains in a site is part of b.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, up: Tensor | None, down: Tensor | None, *args: Any) -> Tensor:
+        w, a, b, bias, site = args
+        ctx.geo, ctx.gate, ctx.gated, ctx.x_shape = site.geo, site.gate, site.gated, x.shape
         q = None
         if w is None:
             z = x * per_channel(a, x.dim())
         else:
-            z = conv(pad(x, site.geo), w, site.bias, site.geo, site.geo.groups).mul_(per_channel(a, x.dim()))
+            z = conv(pad(x, site.geo), w, bias, site.geo, site.geo.groups).mul_(per_channel(a, x.dim()))
             if up is not None and down is not None:
                 q = times(down.flatten(1), x)
                 d = conv(pad(q, site.geo), up, None, site.geo, 1)
                 z = z.add_(d.mul_(per_channel(a, z.dim())))
-        z, packed = z.add_(per_channel(b, z.dim())), None
+        z, kept = z.add_(per_channel(b, z.dim())), None
         if site.gate is not None and any(ctx.needs_input_grad):
             ctx.layout = layout_of(z)
-            packed = pack_gate(z, site.gate.lo, site.gate.hi, site.gate.closed)
+            kept = site.kept_gate(z, site.gate)
         z = z if site.act is None else site.act(z)
-        ctx.save_for_backward(w, up, down, a, q if ctx.needs_input_grad[1] else None, packed)
+        ctx.save_for_backward(w, up, down, a, q if ctx.needs_input_grad[1] else None, kept)
         return z
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        w, up, down, a, q, packed = ctx.saved_tensors
-        geo, gx, gu = ctx.geo, None, None
-        if packed is not None:
-            g = apply_gate(g, packed, ctx.layout, ctx.gate.inside, ctx.gate.outside)
+        w, up, down, a, q, kept = ctx.saved_tensors
+        geo, gx, gu, gb = ctx.geo, None, None, None
+        if kept is not None:
+            g = ctx.gated(g, kept, ctx.layout, ctx.gate)
+        del kept
+        if ctx.needs_input_grad[5]:
+            gb = g.sum((0, *range(2, g.dim())))
+        if q is None and not ctx.needs_input_grad[0]:
+            return None, None, None, None, None, gb, None, None
         g = g * per_channel(a, g.dim())
         if w is None:
-            return g, None, None, None, None, None, None
+            return g, None, None, None, None, gb, None, None
         if q is not None and up is not None:
             gu = conv_weight_grad(g, pad(q, geo), up, geo, 1)
         if ctx.needs_input_grad[0]:
             gx = input_grad(g, w, ctx.x_shape, geo, geo.groups)
             if up is not None and down is not None:
                 gx = gx.add_(times(down.flatten(1).t(), input_grad(g, up, ctx.x_shape, geo, 1)))
-        return gx, gu, None, None, None, None, None
+        return gx, gu, None, None, None, gb, None, None

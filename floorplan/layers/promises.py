@@ -19,7 +19,7 @@ from torch import Tensor
 from floorplan.errors import FloorplanError
 from floorplan.layers.layer import Layer
 from floorplan.layers.targets import ATTRIBUTES, function_named, methods
-from floorplan.torch_doors import saved_hooks, tree_map, version_of
+from floorplan.torch_doors import saved_hooks, tree_iter, tree_map, version_of
 from floorplan.trees import storage_key, tensors_in
 
 
@@ -46,9 +46,12 @@ class Kept:
 class Promised:
     """The result of a call that is not kept; computed when first asked for."""
 
+    device: str
+
     def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._call: tuple[Any, ...] | None = (call, args, kwargs)
-        device = next((t.device.type for t in tensors_in((args, kwargs))), _device((args, kwargs)))
+        ours = (v.device for v in tree_iter((args, kwargs)) if isinstance(v, Promised | Kept))
+        device = next((t.device.type for t in tensors_in((args, kwargs))), None) or next(ours, "cpu")
         casts = device != "meta" and torch.is_autocast_enabled(device)
         self.device, self._cast = device, torch.get_autocast_dtype(device) if casts else None
         self._result: Any = None
@@ -64,13 +67,6 @@ class Promised:
                 self._result = call(*tree_map(_value, args), **tree_map(_value, kwargs))
             self._call = None  # lets go of what it was computed from
         return self._result
-
-
-def _device(tree: Any) -> str:
-    """Where the first kept or promised argument lives."""
-    found: list[str] = []
-    tree_map(lambda v: found.append(v.device) if isinstance(v, Promised | Kept) else None, tree)
-    return found[0] if found else "cpu"
 
 
 def _value(v: Any) -> Any:

@@ -30,11 +30,6 @@ def replayed(model: nn.Module) -> list[Any]:
     return [m for _, m in adapters(model) if m.replays]
 
 
-def projections(model: nn.Module) -> list[Tensor]:
-    """Their P, each once."""
-    return list({id(m.P): m.P for m in replayed(model)}.values())
-
-
 @contextmanager
 def capturing(model: nn.Module, on: bool = True) -> Iterator[None]:
     """Let every adapted site keep dL/dq in its backward."""
@@ -60,7 +55,7 @@ class Replay:
 
     def projections(self) -> list[Tensor]:
         """Every P once, for an optimizer of its own."""
-        return projections(self.model)
+        return list({id(m.P): m.P for m in self.sites}.values())
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -17,8 +17,8 @@ from floorplan import passes
 from floorplan.errors import FloorplanError
 from floorplan.graph.driver import Pass
 from floorplan.passes import canonicalize, pack_gates
+from floorplan.passes.insert_adapter import lora
 from floorplan.passes.insert_branch import branch
-from floorplan.passes.insert_lora import lora
 from floorplan.passes.insert_memflora import memflora
 from floorplan.passes.insert_paper import paper
 from floorplan.passes.insert_tinytl import tinytl

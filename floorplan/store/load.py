@@ -9,6 +9,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def load_model(spec: str, *, weights: str | None = None, allow: Sequence[str] = 
     runs code of its own choice only with `trust`. `weights` is copied over the module, strictly.
     """
     check_allowed(allow)
-    factory = ":" in spec and not _exists(spec)
+    factory = ":" in spec and not os.path.exists(spec)
     module, source, notes = (*_from_factory(spec), ()) if factory else _from_file(spec, allow, trust)
     module, unwrapped = _unwrap(module, spec)
     notes += unwrapped
@@ -54,13 +55,6 @@ def load_model(spec: str, *, weights: str | None = None, allow: Sequence[str] = 
         notes += load_weights(module, weights, allow=allow, trust=trust)
         source += f", weights {weights}"
     return Loaded(module, source, notes)
-
-
-def _exists(path: str) -> bool:
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):
-        return False
 
 
 def load_weights(module: nn.Module, path: str, *, allow: Sequence[str] = (), trust: bool = False) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from floorplan.cost_models import memory
 from floorplan.errors import FloorplanError
-from floorplan.layers.replay import projections
+from floorplan.layers.replay import Replay
 from floorplan.ledger.criterion import Proof
 from floorplan.ledger.fakes import Fakes
 from floorplan.ledger.pillars import pillar_of
@@ -81,7 +81,7 @@ def timeline_of(
 
 def _trained(model: nn.Module, replays: bool) -> list[Tensor]:
     """What the optimizers step: trainable parameters, and projections whose gradient is replayed."""
-    return [*(p for p in model.parameters() if p.requires_grad), *(projections(model) if replays else ())]
+    return [*(p for p in model.parameters() if p.requires_grad), *(Replay(model).projections() if replays else ())]
 
 
 @contextmanager

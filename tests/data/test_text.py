@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from floorplan.data.text import chosen, folder_at, line_of, opener, read_table, require_unique
+from floorplan.data.text import by_subject, folder_at, opener, read_table, require_labels, require_unique
 from floorplan.errors import FloorplanError
 
 
@@ -14,7 +14,9 @@ def test_a_table_below_its_header(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"a,b\n1,2\n\n3,4.5\n")
     found = read_table(opener(tmp_path / "t.csv"), "t.csv", 2, ",", header=1)
     assert found.dtype == np.float64 and found.tolist() == [[1, 2], [3, 4.5]]
-    assert line_of(opener(tmp_path / "t.csv"), 1, 1) == 4  # blank lines are no rows
+    odd = found[:, 0] == 3
+    with pytest.raises(FloorplanError, match="t.csv, line 4: odd 3$"):  # blank lines are no rows
+        require_labels(tmp_path / "t.csv", np.array([0, *found[:, 0]]), np.array([False, *odd]), "odd {}")
 
 
 @pytest.mark.parametrize(
@@ -38,10 +40,13 @@ def test_files_folders_and_subjects(tmp_path: Path) -> None:
     assert folder_at(tmp_path, "rows") == tmp_path
     with pytest.raises(FloorplanError, match="no such folder; name the folder that holds rows"):
         folder_at(tmp_path / "gone", "rows")
-    files: dict[int, list[Path]] = {3: [], 1: [], 2: []}
-    assert chosen(None, files, tmp_path) == [1, 2, 3] and chosen([2, 1, 2], files, tmp_path) == [1, 2]
+    files = [(s, tmp_path / str(s)) for s in (3, 1, 2)]
+    assert [s for s, _ in by_subject(files, None, tmp_path, "")] == [1, 2, 3]
+    assert by_subject(files, [2, 1, 2], tmp_path, "") == [files[1], files[2]]
+    with pytest.raises(FloorplanError, match="nothing$"):
+        by_subject([], None, tmp_path, "nothing")
     with pytest.raises(FloorplanError, match=r"no files of subject 4; it holds subjects \[1, 2, 3\]"):
-        chosen([4, 9], files, tmp_path)
+        by_subject(files, [4, 9], tmp_path, "")
     require_unique(["a", "b"], tmp_path)
     with pytest.raises(FloorplanError, match="holds b twice; name one of its folders"):
         require_unique(["a", "b", "b"], tmp_path)

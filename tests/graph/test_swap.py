@@ -5,14 +5,14 @@ from hard_nets import Lambda
 from torch import Tensor, fx, nn
 
 from floorplan.graph.driver import Site
-from floorplan.graph.swap import swap
+from floorplan.graph.edit import swap
 
 
 def run(model: nn.Module) -> tuple[fx.GraphModule, list[Site]]:
     """ReLU becomes Tanh, but for those that are called `kept`."""
     gm = fx.symbolic_trace(model)
     refusal = {id(m): f"{n} stays" for n, m in gm.named_modules() if n == "kept"}
-    sites = list(swap(gm, lambda m: isinstance(m, nn.ReLU), lambda m: refusal.get(id(m), ""), lambda m: nn.Tanh()))
+    sites = list(swap(gm, lambda m: refusal.get(id(m)) or nn.Tanh() if isinstance(m, nn.ReLU) else None))
     return gm, sites
 
 

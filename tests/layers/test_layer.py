@@ -16,7 +16,6 @@ from floorplan.graph.driver import Pass, Site
 from floorplan.graph.trace import trace
 from floorplan.layers.activations import PackedActivation
 from floorplan.layers.adapter import ConvAdapter, zero_factors
-from floorplan.layers.average_pools import ShapeAdaptiveAvgPool, ShapeAvgPool
 from floorplan.layers.branch import RankBranch
 from floorplan.layers.dropout import PackedDropout
 from floorplan.layers.factor import FactorConv
@@ -26,9 +25,9 @@ from floorplan.layers.layer import Adapter, Layer
 from floorplan.layers.lite import FrozenConv, LiteResidual, TinySite
 from floorplan.layers.lora import LoraC, LoraCOfficial, SideConv
 from floorplan.layers.lossy import LossyActivation
-from floorplan.layers.max_pools import PackedMaxPool
 from floorplan.layers.paper import PaperSite
 from floorplan.layers.plain import AnyBatchNorm, Clamp, TrainingFlag
+from floorplan.layers.pools import PackedMaxPool, ShapeAdaptiveAvgPool, ShapeAvgPool
 from floorplan.layers.promises import Forgetful, Keep, Promise
 from floorplan.methods import catalogue
 from floorplan.methods.catalogue import Method, Options

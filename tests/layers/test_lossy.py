@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import floorplan
-from floorplan.layers.lossy import LossyActivation, lossy_refusal, pack_levels, table
+from floorplan.layers.lossy import LossyActivation, pack_levels, table
 from floorplan.passes.lossy_activations import approximate
 
 ACTS = [
@@ -23,6 +23,15 @@ ACTS = [
     nn.Sigmoid(),
     nn.Softplus(3.0, 5.0),
 ]
+
+
+def level(m: LossyActivation, z: Tensor) -> Tensor:
+    """The level that stands for act'(z), in z's dtype."""
+    t = m.table(z.dtype)
+    wide = z if z.dtype == torch.float64 else z.float()
+    edges = torch.tensor(t.edges, dtype=wide.dtype)
+    levels = torch.tensor(t.levels, dtype=z.dtype)
+    return levels[torch.tensor(t.codes)[torch.bucketize(wide.contiguous(), edges)]]
 
 
 def points(dtype: torch.dtype) -> Tensor:
@@ -45,10 +54,10 @@ def test_level_and_bound(act: nn.Module, fit: str, bits: int) -> None:
         z = points(dtype)
         g = torch.randn(z.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
         y, got = gradient(m, z, g)
-        assert torch.equal(y, act(z)) and torch.equal(got, g * m.level(z))
-        assert len(m.level(z).unique()) <= 2**bits
+        assert torch.equal(y, act(z)) and torch.equal(got, g * level(m, z))
+        assert len(level(m, z).unique()) <= 2**bits
         true = gradient(act, z.double(), torch.ones_like(z, dtype=torch.float64))[1]
-        error = (g.double() * m.level(z).double() - g.double() * true).abs()
+        error = (g.double() * level(m, z).double() - g.double() * true).abs()
         assert bool((error <= m.error_bound * g.double().abs()).all())
 
 
@@ -59,14 +68,14 @@ def test_the_bound_is_reached_and_minimax_has_the_smallest() -> None:
         m = LossyActivation("SiLU", bits)
         z = points(torch.float64)
         true = gradient(nn.SiLU(), z, torch.ones_like(z))[1]
-        assert float((m.level(z) - true).abs().max()) > 0.98 * m.error_bound
+        assert float((level(m, z) - true).abs().max()) > 0.98 * m.error_bound
 
 
 def test_normal_has_the_smaller_mean_square_where_inputs_are_normal() -> None:
     z = torch.randn(20000, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     true = gradient(nn.Sigmoid(), z, torch.ones_like(z))[1]
     layers = [LossyActivation("Sigmoid", 2, fit=f) for f in ("normal", "minimax")]
-    errors = [float((m.level(z) - true).square().mean()) for m in layers]
+    errors = [float((level(m, z) - true).square().mean()) for m in layers]
     assert errors[0] < 0.95 * errors[1]
 
 
@@ -84,13 +93,13 @@ def test_bits_kept(bits: int, stored: int) -> None:
 def test_channels_last_and_short_floats(dtype: torch.dtype) -> None:
     z = torch.randn(2, 5, 4, 3).to(dtype).to(memory_format=torch.channels_last)
     m, g = LossyActivation("GELU", 4, fit="minimax"), torch.randn(2, 5, 4, 3).to(dtype)
-    assert torch.equal(gradient(m, z, g)[1], g * m.level(z))
+    assert torch.equal(gradient(m, z, g)[1], g * level(m, z))
 
 
 def test_many_segments() -> None:
     z = torch.randn(600_001)
     m = LossyActivation("Mish", 2, fit="minimax")
-    assert torch.equal(gradient(m, z, torch.ones_like(z))[1], m.level(z))
+    assert torch.equal(gradient(m, z, torch.ones_like(z))[1], level(m, z))
 
 
 def test_edges_are_the_last_numbers_before_a_change() -> None:
@@ -119,12 +128,11 @@ def test_named_lossy_wherever_it_appears(tmp_path: Path) -> None:
 
 
 def test_refusals() -> None:
-    assert "known are" in lossy_refusal(nn.Softmax())
+    assert "known are" in str(LossyActivation.of(nn.Softmax(), 2))
     with pytest.raises(ValueError, match="1 to 8"):
         LossyActivation("SiLU", 9)
     with pytest.raises(ValueError, match="not known"):
         LossyActivation("ReLU", 2)
     with pytest.raises(ValueError, match="fit"):
         LossyActivation("SiLU", 2, fit="best")
-    with pytest.raises(ValueError, match="no few-bit"):
-        LossyActivation.of(nn.Softsign(), 2)
+    assert "Softsign has no few-bit" in str(LossyActivation.of(nn.Softsign(), 2))

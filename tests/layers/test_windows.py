@@ -5,7 +5,7 @@ import torch
 from saves import same
 from torch import nn
 
-from floorplan.layers.max_pools import compact_pool
+from floorplan.layers.pools import compact_pool
 from floorplan.layers.windows import max_pool
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 import floorplan
 from floorplan.graph.fold import to_site
 from floorplan.layers.lossy import LossyActivation
-from floorplan.layers.max_pools import PackedMaxPool
+from floorplan.layers.pools import PackedMaxPool
 from floorplan.ledger.criterion import ABOVE_FLOOR, AT_FLOOR, UNPROVEN, Entry, Proof, evaluate, prove
 from floorplan.ledger.recorder import Saved
 

@@ -9,7 +9,7 @@ from torch import fx, nn
 from floorplan.graph.fold import to_affine, to_site
 from floorplan.layers.activations import PackedActivation
 from floorplan.layers.lossy import LossyActivation
-from floorplan.layers.max_pools import PackedMaxPool
+from floorplan.layers.pools import PackedMaxPool
 from floorplan.ledger.pillars import PILLARS, WHY, fix_for, packed_bits, pillar_of, site_groups
 from floorplan.ledger.recorder import Saved
 
@@ -19,9 +19,9 @@ LAYERS: dict[str, nn.Module] = {
     "site": SITE,
     "frozen": to_site(nn.Conv2d(4, 4, 1)),
     "affine": to_affine(nn.BatchNorm2d(4)),
-    "gate": PackedActivation.of(nn.ReLU()),
+    "gate": PackedActivation("ReLU"),
     "pool": PackedMaxPool([3, 3], [1, 1], [0, 0], [1, 1]),
-    "lossy": LossyActivation.of(nn.SiLU(), 3),
+    "lossy": LossyActivation("SiLU", 3),
     "fc": nn.Linear(2, 2),
     "conv": nn.Conv2d(2, 2, 1),
 }

@@ -7,8 +7,7 @@ from hard_nets import Lambda
 from torch import fx, nn
 
 from floorplan.graph.driver import Pass, rewrite
-from floorplan.layers.average_pools import ShapeAdaptiveAvgPool, ShapeAvgPool
-from floorplan.layers.max_pools import PackedMaxPool
+from floorplan.layers.pools import PackedMaxPool, ShapeAdaptiveAvgPool, ShapeAvgPool
 from floorplan.passes import compact_pools
 
 

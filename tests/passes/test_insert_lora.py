@@ -1,4 +1,4 @@
-"""insert_lora: the layer each kind puts in, which convs it leaves alone, and how it starts."""
+"""The LoRA baselines: the layer each kind puts in, which convs it leaves alone, and how it starts."""
 
 import copy
 import math
@@ -13,7 +13,7 @@ from floorplan.errors import FloorplanError
 from floorplan.graph.driver import Site
 from floorplan.layers.factor import FactorConv, tensor_train_suffix
 from floorplan.layers.lora import LoraC, LoraCOfficial, SideConv
-from floorplan.passes.insert_lora import ALPHA, KINDS, lora
+from floorplan.passes.insert_adapter import ALPHA, KINDS, lora
 
 LAYERS = {
     "lora-c": LoraC,

@@ -9,7 +9,7 @@ from graphs import golden
 from torch import Tensor, fx, nn
 
 from floorplan.graph.driver import Pass, rewrite
-from floorplan.layers.activations import ACTIVATIONS, Gate, PackedActivation, activation_refusal, gate_of
+from floorplan.layers.activations import ACTIVATIONS, Gate, PackedActivation, gate_of
 from floorplan.passes import pack_gates
 
 
@@ -110,7 +110,7 @@ def test_gate_table() -> None:
     assert gate_of(nn.ReLU()) == Gate(0.0, math.inf, False, 1.0, 0.0)
     assert gate_of(nn.ReLU6()) == Gate(0.0, 6.0, False, 1.0, 0.0)
     assert gate_of(nn.Softshrink(0.5)) == Gate(-0.5, 0.5, True, 0.0, 1.0)
-    assert isinstance(gate_of(frozen), str) and not activation_refusal(frozen)
+    assert isinstance(gate_of(frozen), str) and isinstance(PackedActivation.of(frozen), PackedActivation)
 
 
 def test_subclass_is_not_taken_for_its_parent() -> None:

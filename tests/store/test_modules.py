@@ -11,13 +11,12 @@ from documents import conv_record, document, refused, round_trip, same, step, wi
 from torch import fx, nn
 
 from floorplan.layers.activations import PackedActivation
-from floorplan.layers.average_pools import ShapeAdaptiveAvgPool, ShapeAvgPool
 from floorplan.layers.dropout import PackedDropout
 from floorplan.layers.fused import ChannelAffine, FusedConv
 from floorplan.layers.geometry import geometry_of
 from floorplan.layers.lossy import LossyActivation
-from floorplan.layers.max_pools import PackedMaxPool
 from floorplan.layers.plain import AnyBatchNorm, Clamp, TrainingFlag
+from floorplan.layers.pools import PackedMaxPool, ShapeAdaptiveAvgPool, ShapeAvgPool
 from floorplan.store.graphs import Reader
 from floorplan.store.modules import build, encode_module, own_classes
 

@@ -1,4 +1,4 @@
-"""Packed max pools against plain autograd: values, gradients, ties, bits kept."""
+"""Compact pools against plain autograd: values, gradients, ties, what is kept."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from saves import formats, kept, same, spatial
 from torch import nn
 
-from floorplan.layers.max_pools import compact_pool
+from floorplan.layers.pools import ShapeAdaptiveAvgPool, ShapeAvgPool, compact_pool
 
 
 @settings(max_examples=60, deadline=None)
@@ -50,7 +50,8 @@ def test_max_pool_nan_and_padding() -> None:
     x[0, 0, 1, 1] = math.nan
     a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
     pool(a).nan_to_num().sum().backward()
-    compact_pool(pool)(b).nan_to_num().sum().backward()
+    packed: Any = compact_pool(pool)
+    packed(b).nan_to_num().sum().backward()
     assert torch.equal(a.grad, b.grad)  # type: ignore[arg-type]
 
 
@@ -60,3 +61,35 @@ def test_unbatched(dims: int) -> None:
     for name in ("MaxPool", "AvgPool", "AdaptiveAvgPool"):
         pool = getattr(nn, f"{name}{dims}d")(2)
         same(pool, compact_pool(pool), x)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize(
+    "options", [{}, {"ceil_mode": True}, {"count_include_pad": False}, {"divisor_override": 5}], ids=str
+)
+def test_avg_pool_keeps_only_shapes(dims: int, options: dict[str, Any]) -> None:
+    if dims == 1 and "divisor_override" in options:
+        pytest.skip("AvgPool1d has no divisor_override")
+    pool = getattr(nn, f"AvgPool{dims}d")(3, 2, 1, **options)
+    packed = compact_pool(pool)
+    assert isinstance(packed, ShapeAvgPool)
+    for dtype in (torch.float64, torch.float32 if dims == 3 else torch.bfloat16):
+        for x in formats(torch.randn(spatial(dims)).to(dtype)):
+            same(pool, packed, x)
+            assert kept(packed, x.clone().requires_grad_())[1] == []
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("output", [1, 2, 5])
+def test_adaptive_avg_pool_keeps_only_shapes(dims: int, output: int) -> None:
+    pool = getattr(nn, f"AdaptiveAvgPool{dims}d")(output)
+    packed = compact_pool(pool)
+    assert isinstance(packed, ShapeAdaptiveAvgPool)
+    for x in formats(torch.randn(spatial(dims), dtype=torch.float64)):
+        same(pool, packed, x)
+        assert kept(packed, x.clone().requires_grad_())[1] == []
+
+
+def test_adaptive_avg_pool_keeps_a_free_size() -> None:
+    pool = nn.AdaptiveAvgPool2d((None, 3))
+    same(pool, compact_pool(pool), torch.randn(2, 3, 7, 8, dtype=torch.float64))
