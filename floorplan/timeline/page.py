@@ -102,7 +102,6 @@ def _line(
         "node": [number(b.node) for b in blocks],
         "op": [number(b.op) for b in blocks],
         "shape": [number(f"{b.dtype} {'×'.join(map(str, b.shape))}".strip()) for b in blocks],
-        "formula": [number(b.formula) for b in blocks],
         "direction": [number(b.direction) for b in blocks],
     }
 

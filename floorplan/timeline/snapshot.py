@@ -50,9 +50,8 @@ def _placed(timeline: StepTimeline, offsets: Sequence[int] | None) -> list[_Plac
 
 def _frames(block: Block) -> list[dict[str, Any]]:
     kind = f"{block.dtype}{list(block.shape)}"
-    of = f" = {block.formula}" if block.formula else ""
     return [
-        {"filename": block.node or "outside the graph", "name": f"{block.op} {kind}{of}", "line": block.born},
+        {"filename": block.node or "outside the graph", "name": f"{block.op} {kind}", "line": block.born},
         {"filename": block.direction, "name": band_of(block), "line": block.born},
     ]
 
