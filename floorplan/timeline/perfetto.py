@@ -32,9 +32,9 @@ def perfetto(timeline: StepTimeline) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about | state}
 
 
-def write_perfetto(timeline: StepTimeline, path: str | Path, force: bool = True) -> None:
+def write_perfetto(timeline: StepTimeline, path: str | Path) -> None:
     """Write the trace as JSON; FloorplanError if the file cannot be written."""
-    write_text(path, json.dumps(perfetto(timeline), separators=(",", ":")), force=force)
+    write_text(path, json.dumps(perfetto(timeline), separators=(",", ":")))
 
 
 def _event(ph: str, name: str, ts: int, tid: int, **more: Any) -> dict[str, Any]:

@@ -32,9 +32,9 @@ def snapshot(timeline: StepTimeline, offsets: Sequence[int] | None = None) -> di
     return {"segments": [segment] if size else [], "device_traces": [_trace(placed, size, timeline.events)]}
 
 
-def write_snapshot(timeline: StepTimeline, offsets: Sequence[int] | None, path: str | Path, force: bool = True) -> None:
+def write_snapshot(timeline: StepTimeline, offsets: Sequence[int] | None, path: str | Path) -> None:
     """Pickle the snapshot; FloorplanError if the file cannot be written."""
-    write_bytes(path, pickle.dumps(snapshot(timeline, offsets), protocol=PROTOCOL), force=force)
+    write_bytes(path, pickle.dumps(snapshot(timeline, offsets), protocol=PROTOCOL))
 
 
 def _placed(timeline: StepTimeline, offsets: Sequence[int] | None) -> list[_Placed]:

@@ -119,8 +119,6 @@ def test_written_whole_or_not_at_all(tmp_path: Path) -> None:
     write_snapshot(t, None, tmp_path / "s.pickle")
     raw = (tmp_path / "s.pickle").read_bytes()
     assert raw[:2] == bytes([0x80, PROTOCOL]) and viewer_check(pickle.loads(raw)) == t.peak
-    with pytest.raises(FloorplanError, match="exists already"):
-        write_snapshot(t, None, tmp_path / "s.pickle", force=False)
     with pytest.raises(FloorplanError, match="its folder does not exist"):
         write_snapshot(t, None, tmp_path / "no" / "s.pickle")
     with pytest.raises(FloorplanError, match="offsets for 4 blocks"):
