@@ -7,6 +7,7 @@ statistics that a BatchNorm gathered) is taken from the adapted model. Either fi
 the adapted model, and read back, before it gets its name.
 """
 
+import copy
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from floorplan.methods.merge import difference, merge_verified, refuse_unmergeab
 from floorplan.methods.merge_branch import branch_pairs
 from floorplan.methods.plain import delta_of
 from floorplan.methods.subject import Source, loaded, read_adapted, subject_of
-from floorplan.methods.verify import double_copy, runs_in_double, same_outputs, to_double
+from floorplan.methods.verify import runs_in_double, same_outputs, to_double
 from floorplan.store.artifact import save_artifact
 from floorplan.store.modules import packages_of
 from floorplan.text import first_line
@@ -151,7 +152,7 @@ def _write_state(gm: fx.GraphModule, source: nn.Module, inputs: Sequence[Any], d
     source.load_state_dict(state)
     twin, where = gm, "its own precision"
     if not (runs_in_double(gm, inputs) or runs_in_double(cast(Any, source), inputs)):
-        twin, source, where = double_copy(gm), source.double(), "float64"
+        twin, source, where = copy.deepcopy(gm).double(), source.double(), "float64"
         inputs = to_double(inputs)
     far = difference(twin, source, inputs)
     # The weights were rounded when a BatchNorm was folded into them: the same as rewrite allows.
