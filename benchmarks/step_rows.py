@@ -28,8 +28,8 @@ from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import Source, subject_of
 from floorplan.methods.verify import randomize_adapters
 from floorplan.step.compile import Schedule, Step, compile_step
-from floorplan.step.graph import values_of
 from floorplan.step.ops import PARTS, is_matrix
+from floorplan.step.studied import values_of
 from floorplan.store.load import load_model
 
 BACKENDS = {"budget": "aot_eager", "inductor": "inductor"}

@@ -54,9 +54,9 @@ def rows(family: str, name: str, methods: list[str]) -> Iterator[dict[str, Any]]
             gm.train(m.name != "zero-shot")
             inputs = filled(s.inputs, 2)
             y, loss = target_for(gm, inputs, "cross_entropy"), LOSSES["cross_entropy"]
-            options: dict[str, Any] = {"replays": m.replays}
-            p = step_timeline(Step(gm, inputs, y, loss), **options)
-            yield row | found(p, step_timeline(Step(gm, inputs, y, loss), fake=False, **options))
+            under_autograd = Step(gm, inputs, y, loss, replays=m.replays)
+            p = step_timeline(under_autograd)
+            yield row | found(p, step_timeline(under_autograd, fake=False))
             if m.name == "memflora":
                 gm.eval()
                 step = compile_step(gm, "cross_entropy", inputs, plan=Schedule())

@@ -23,8 +23,8 @@ from floorplan.methods.report import RewriteReport
 from floorplan.methods.rewrite import Known, adapted
 from floorplan.methods.subject import Shapes, Source, Subject, read_adapted, subject_of
 from floorplan.methods.verify import same_outputs
-from floorplan.step.graph import crossings, ordered
-from floorplan.step.plan_file import options_in, read_plan, schedule_in
+from floorplan.step.schedule import options_in, read_plan, schedule_in
+from floorplan.step.studied import crossings, ordered
 from floorplan.store import artifact
 from floorplan.store.modules import packages_of
 

@@ -26,7 +26,6 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor  # a tensor without data
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # makes and runs them
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.optim.optimizer import _default_to_fused_or_foreach
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # sees every op that runs under it
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter as tree_iter  # the leaves of nested containers
@@ -125,11 +124,6 @@ def checkpointing() -> bool:
     """Whether torch.utils.checkpoint is computing what runs now, reentrant or not, by whatever name it was called."""
     within = (f for f, _ in walk_stack(sys._getframe(1)) if f.f_globals is vars(torch.utils.checkpoint))
     return any(not f.f_code.co_qualname.startswith("checkpoint_sequential") for f in within)  # its end is a plain call
-
-
-def by_foreach(params: list[Tensor]) -> bool:
-    """Whether torch's optimizers step these tensors all at once when not told how."""
-    return bool(_default_to_fused_or_foreach(params, False, False)[1])
 
 
 # --- fakes and ops

@@ -203,13 +203,6 @@ def test_checkpointing_is_seen_from_inside_alone(reentrant: bool) -> None:
     assert seen == [True, False]
 
 
-def test_optimizers_step_all_at_once_where_the_door_says() -> None:
-    p = nn.Parameter(torch.ones(2))
-    p.grad = torch.ones(2)
-    ops = dispatched(torch.optim.Adam([p]).step)
-    assert any("_foreach_" in str(op) for op in ops) is doors.by_foreach([p])
-
-
 # --- fakes and ops
 
 

@@ -13,8 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from floorplan.budget.clock import TimeOf
-from floorplan.budget.profile import FITTED, LinearProfile, Profile, cuts, linear, profiled
-from floorplan.budget.units import Sized, joints, sized
+from floorplan.budget.profile import FITTED, LinearProfile, Profile, Sized, cuts, joints, linear, profiled, sized
 from floorplan.budget.work import Worked
 from floorplan.cost_models.peaks import Composer, Span, Unit, sizes
 from floorplan.errors import FloorplanError

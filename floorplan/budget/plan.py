@@ -14,15 +14,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from floorplan.budget import resident
-from floorplan.budget.amount import bytes_of
-from floorplan.budget.choice import exact, fastest, largest, one_more_than, smallest
 from floorplan.budget.clock import Clock, Machines, error_of
 from floorplan.budget.machine import by_kind
-from floorplan.budget.model import Model, Setting, model_at, streamed
+from floorplan.budget.model import Model, Reference, Setting, model_at, reference, streamed
 from floorplan.budget.net import Costed
-from floorplan.budget.reference import Reference, reference
 from floorplan.budget.report import PlanReport, PlanRow
-from floorplan.budget.search import schedules, uncut
+from floorplan.budget.search import exact, fastest, largest, one_more_than, schedules, smallest, uncut
 from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapter_rank
 from floorplan.ledger.inputs import filled
@@ -31,6 +28,7 @@ from floorplan.methods.catalogue import Options, Plan, plans_of
 from floorplan.methods.rewrite import adapted, traced_source
 from floorplan.methods.subject import Shapes, Source, subject_of
 from floorplan.step.timeline import measure
+from floorplan.text import bytes_of
 from floorplan.trees import model_state
 
 CALIBRATION = 1.5  # seconds

@@ -8,7 +8,7 @@ from torch import fx
 
 from floorplan.render import Block, Cell, Report, Table
 from floorplan.step.compile import Schedule, Step
-from floorplan.step.plan_file import SCHEMA
+from floorplan.step.schedule import SCHEMA
 from floorplan.text import versions
 from floorplan.timeline.blocks import StepTimeline
 

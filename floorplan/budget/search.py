@@ -1,23 +1,30 @@
-"""The schedules of a step that are considered, and how their parts grow: no schedule is run to be judged.
+"""The schedules of a step that are considered, how their parts grow, and the choice: none is run to be judged.
 
 whole, micro-batches, one cut, two cuts, cuts inside micro-batches; units in their merged, fast or small forms
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, groupby, pairwise
 from typing import Any
 
+from floorplan.budget.model import Model
 from floorplan.budget.net import Costed, Net
 from floorplan.budget.profile import FITTED
 from floorplan.cost_models.peaks import Span
+from floorplan.ledger.inputs import resized
+from floorplan.step.compile import Step
+from floorplan.step.timeline import predict
+from floorplan.timeline.blocks import StepTimeline
 
 SIZES = tuple(1 << k for k in range(8))  # part sizes of stages
 PAIRS = 16  # places for two cuts
 STEEP = 8  # most by which part sizes grow from stage to stage
 STEP = FITTED[0]
 POLICIES = ("merged", "fast", "small")
+ALIKE = 1.01  # times that the model does not tell apart
+TRIED = 4  # schedules whose exact peak is looked at, should a closed form be off
 
 
 def places(net: Net) -> list[int]:
@@ -117,3 +124,58 @@ class _Change:
 def _changes(f: Costed) -> list[_Change]:
     stages = [_Change(k) for k, s in reversed(list(enumerate(f.stages))) if s.size]
     return ([_Change(-1)] if f.micro else []) + stages
+
+
+def smallest(m: Model, batch: int) -> Costed:
+    """The schedule that allocates least: one sample at a time, or the whole batch where samples are coupled."""
+    net, micro = m.net, 0 if m.net.coupled or batch == 1 else 1
+    n = micro or batch
+    stages = [(Span(0, len(net.groups) - 1, 0, net.forms(policy, n)),) for policy in ("merged", "small")]
+    return min((net.costed(batch, micro, s) for s in stages), key=lambda f: f.peak)
+
+
+def largest(m: Model, budget: int) -> int:
+    """The largest batch that fits; 0 if none does."""
+
+    def fits(b: int) -> bool:
+        return smallest(m, b).peak <= m.room(budget, b)
+
+    if not fits(1):
+        return 0
+    low, high = 1, max(2, (budget - m.state) // max(m.sample, 1))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def fastest(net: Net, found: Sequence[Costed], room: int) -> Costed | None:
+    """The fastest that fits, grown to its largest part sizes, the exact run asked in doubt."""
+    fits = [f for f in found if f.peak <= room]
+    least = min((f.seconds for f in fits), default=0.0) * ALIKE
+    for f in sorted(fits, key=lambda f: (max(f.seconds, least), len(f.stages), f.peak))[:TRIED]:
+        best = grown(net, f, room)
+        if exact(net, best)[1].peak <= room:
+            return best
+    return None
+
+
+def exact(net: Net, f: Costed) -> tuple[Step, StepTimeline]:
+    """The compiled step of a schedule and its exact timeline on fakes; alike micro-batches are run three times."""
+    if f in net.exact:
+        return net.exact[f]  # type: ignore[no-any-return]
+    step = net.step(net.schedule(f))
+    n = f.batch
+    if f.micro and n > 4 * f.micro:
+        n = 3 * f.micro + n % f.micro
+    given = tuple(resized(v, n) for v in net.inputs)
+    net.exact[f] = found = step, predict(step, given, resized(net.target, n))
+    return found
+
+
+def one_more_than(m: Model, choice: Costed, free: bool) -> int | None:
+    """Least total with one more sample: in a part of the step, or in the batch where it is `free`."""
+    tried = more(m.net, choice)
+    if free:
+        tried.append(smallest(m, choice.batch + 1))
+    return min((f.peak + m.state + m.sample * f.batch for f in tried), default=None)

@@ -9,11 +9,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from floorplan import api
+from floorplan.budget.remat.report import recomputed
 from floorplan.cli import gate
 from floorplan.cli import options as opt
 from floorplan.cli.options import busy, spelled_out
-from floorplan.cli.plan import plan
-from floorplan.cli.remat import remat
+from floorplan.cli.plan import BUDGET, plan
 from floorplan.errors import FloorplanError
 from floorplan.files import ensure_drawable, ensure_writable
 from floorplan.ledger import sarif
@@ -24,7 +24,12 @@ from floorplan.methods.compare import compared
 from floorplan.methods.merge_file import merge_file
 from floorplan.methods.subject import Source
 from floorplan.render import FORMS
+from floorplan.text import bytes_of
 
+Bits = Annotated[
+    int | None,
+    typer.Option("--lossy-bits", min=1, max=8, help="LOSSY: keep so many bits of a smooth activation's derivative."),
+]
 Config = Annotated[Path, typer.Argument(help="A pyproject.toml with [\\[tool.floorplan.gate]] entries.")]
 
 app = typer.Typer(
@@ -151,8 +156,37 @@ def why(
     to.write(explain.why(report, node))
 
 
-for command in (plan, remat):
-    app.command()(spelled_out(command))
+app.command()(spelled_out(plan))
+
+
+@app.command()
+@spelled_out
+def remat(
+    given: opt.ModelOptions,
+    how: opt.MethodOptions,
+    to: opt.Outputs,
+    output: opt.Out,
+    budget: Annotated[str | None, typer.Option(help=BUDGET)] = None,
+    rank: opt.RankSet = 2,
+    batch: Annotated[int, typer.Option(help="Batch size of the step.", min=1)] = 8,
+    loss: opt.Loss = "cross_entropy",
+    lossy_bits: Bits = None,
+    measure: opt.Measure = False,
+    force: opt.Force = False,
+) -> None:
+    """Compute again in the backward what cannot reach the floor (SiLU, squeeze-excite, LayerNorm, …), exactly.
+
+    Exit code 0: written. 1: the budget is not met, nothing is written. 2: the input cannot be used.
+    """
+    target = ensure_writable(output, force)
+    to.ready(given.model, given.weights, output)
+    with busy(f"searching what {given.model} can compute again"):
+        room = None if budget is None else bytes_of(budget)
+        found = recomputed(given.source(batch), how.plan(rank), room, loss, lossy_bits, measure)
+        if found.fits:
+            api.save(found.module, target, force=force, allow=given.allow or ())
+    to.write(found)
+    raise typer.Exit(0 if found.fits else 1)
 
 
 @app.command("gate")
@@ -185,7 +219,3 @@ def main() -> None:
 def _refuse(text: str) -> NoReturn:
     print(f"floorplan: {' '.join(text.split())}", file=sys.stderr)
     raise SystemExit(2) from None
-
-
-if __name__ == "__main__":
-    main()

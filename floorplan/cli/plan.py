@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from floorplan.budget.amount import bytes_of
 from floorplan.budget.plan import planned
 from floorplan.budget.report import PlanReport
 from floorplan.cli.options import Batch, Loss, Measure, MethodOptions, ModelOptions, Outputs, busy, numbers
@@ -17,6 +16,7 @@ from floorplan.cost_models.arena import Placement, place
 from floorplan.errors import FloorplanError
 from floorplan.files import write_text
 from floorplan.methods.catalogue import plans_of
+from floorplan.text import bytes_of
 from floorplan.timeline import arena as arena_export
 from floorplan.timeline import perfetto, sparkline
 from floorplan.timeline.blocks import StepTimeline, intervals
@@ -24,7 +24,7 @@ from floorplan.timeline.page import page
 from floorplan.timeline.pictures import draw_timeline
 from floorplan.timeline.snapshot import write_snapshot
 
-Budget = Annotated[str, typer.Option(help="Memory for all of the training: 32MB (1e6), 32MiB, or bytes.")]
+BUDGET = "Memory for all of the training: 32MB (1e6), 32MiB, or bytes."
 Ranks = Annotated[str, typer.Option("--rank", help="Ranks, comma-separated; the largest that fits is taken.")]
 Pictures = Annotated[list[str] | None, typer.Option("--svg", "--png", help="Draw both: .svg, .png or .pdf.")]
 
@@ -77,7 +77,7 @@ def _arena(after: StepTimeline, placed: Placement, path: Path) -> str:
 
 def plan(
     given: ModelOptions,
-    budget: Budget,
+    budget: Annotated[str, typer.Option(help=BUDGET)],
     how: MethodOptions,
     to: Outputs,
     exports: ExportOptions,

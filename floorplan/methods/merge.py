@@ -24,7 +24,7 @@ from floorplan.layers.layer import Adapter, Layer, PlainCall, PlainConv, PlainNo
 from floorplan.ledger.differ import relative_error
 from floorplan.methods.merge_branch import absorb_branches
 from floorplan.methods.plain import explicit_padding, like, plain_conv, plain_form
-from floorplan.methods.verify import FLOAT64, double_copy, eval_outputs, runs_in_double, to_double
+from floorplan.methods.verify import FLOAT64, eval_outputs, runs_in_double, to_double
 from floorplan.torch_doors import buffers_of, tensors_of
 
 _NORM_STATE = ("running_mean", "running_var", "weight", "bias")
@@ -165,7 +165,7 @@ def merge_verified(module: fx.GraphModule, inputs: Sequence[Any]) -> Merged:
     merged = merge(module)
     found = None
     if not runs_in_double(module, inputs):
-        twin = double_copy(module)
+        twin = copy.deepcopy(module).double()
         found = difference(twin, merge(twin), to_double(inputs))
         _within(found, FLOAT64, "float64")
     rounded = difference(copy.deepcopy(module), copy.deepcopy(merged), inputs)

@@ -18,9 +18,9 @@ def parts(row: Row) -> tuple[int, int, int, int]:
     return row.model, p.optimizer, p.saved, p.training_state_peak - row.model - p.optimizer - p.saved
 
 
-def draw(found: Comparison, path: str | Path, force: bool = True) -> None:
+def draw(found: Comparison, path: str | Path) -> None:
     """Stacked bars at the largest batch and saved-against-batch curves, as PNG, SVG or PDF by the name."""
-    pyplot = ensure_drawable(path, force)
+    pyplot = ensure_drawable(path)
     rows = [r for r in found.rows if r.predicted is not None]
     labels = len({_label(r) for r in rows})
     size = (14, max(4.8, 0.32 * labels + 1))

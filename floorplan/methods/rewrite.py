@@ -19,7 +19,7 @@ from floorplan.ledger.inputs import shrunk, smaller_inputs
 from floorplan.methods.catalogue import Plan
 from floorplan.methods.catalogue import method as method_named
 from floorplan.methods.subject import Subject
-from floorplan.methods.verify import Verifier, double_copy, runs_in_double, same_start
+from floorplan.methods.verify import Verifier, runs_in_double, same_start
 from floorplan.torch_doors import wants_values
 
 
@@ -69,7 +69,7 @@ def adapted(
             if why:
                 notes += (f"outputs verified in the model's own precision only, not in float64: {why}",)
             else:  # in float64, where a fold's rounding cannot hide (or be taken for) a fault of a pass
-                run_passes(double_copy(traced.gm), line, Verifier(small))
+                run_passes(copy.deepcopy(traced.gm).double(), line, Verifier(small))
         gm, log = _hollow_passes(traced.gm, line) if structure else run_passes(traced.gm, line, _no_check)
         if verified:
             same_start(gm, _source(s.model, traced.gm), small)

@@ -244,10 +244,7 @@ class _Loop:
         return {n: t.detach().clone() for n, t in kept.items()}
 
     def _load(self, state: dict[str, Tensor]) -> None:
-        own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        with torch.no_grad():
-            for n, t in state.items():
-                own[n].copy_(t)
+        self.module.load_state_dict(state, strict=False)
 
     def _save(self) -> None:
         if self.path is None:

@@ -95,15 +95,10 @@ def compare(got: Values, want: Values, tolerance: float, what: str) -> None:
             raise Mismatch(f"{what}: {name} differs by {error:.1e} (allowed {tolerance:.0e})")
 
 
-def double_copy(gm: fx.GraphModule) -> fx.GraphModule:
-    """A float64 copy."""
-    return copy.deepcopy(gm).double()
-
-
 def runs_in_double(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """Why a float64 copy of the graph cannot run (it casts by itself, say); "" if it can."""
     try:
-        eval_outputs(double_copy(gm), to_double(inputs))
+        eval_outputs(copy.deepcopy(gm).double(), to_double(inputs))
     except Exception as e:  # whatever the copy raises, it is no reason to refuse the model
         return " ".join(str(e).split())[:200] or type(e).__name__
     return ""

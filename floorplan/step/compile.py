@@ -26,9 +26,8 @@ from floorplan.layers.promises import Forgetful, Keep, Promise
 from floorplan.ledger.inputs import make_inputs
 from floorplan.ledger.losses import LOSSES, Loss
 from floorplan.step.guard import Compiled, ready, refuse_mixing, trainable_names
-from floorplan.step.plan_file import options_in, read_plan, schedule_in
 from floorplan.step.program import Builder
-from floorplan.step.schedule import Schedule
+from floorplan.step.schedule import Schedule, options_in, read_plan, schedule_in
 from floorplan.step.source import source_of
 from floorplan.step.studied import Studied, studied
 from floorplan.torch_doors import show_source

@@ -17,6 +17,7 @@ from floorplan.ledger.differ import relative_error
 from floorplan.ledger.inputs import filled, smaller_inputs
 from floorplan.ledger.losses import COUNTED, Loss
 from floorplan.step.program import Program
+from floorplan.step.runner import sliced
 from floorplan.step.schedule import Schedule
 from floorplan.torch_doors import BatchNormNd, has_gradient_hook, hooks_of, tree_map
 from floorplan.trees import tensors_in
@@ -94,7 +95,8 @@ def refuse_mixing(model: fx.GraphModule, inputs: Sequence[Any]) -> None:
         return
     given = smaller_inputs(model, filled(inputs, 2))
     with in_mode(model, "eval"), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        whole, *ones = (list(tensors_in(model(*(cut(x, a, b, 2) for x in given)))) for a, b in ((0, 2), (0, 1), (1, 2)))
+        parts = (slice(0, 2), slice(0, 1), slice(1, 2))
+        whole, *ones = (list(tensors_in(model(*sliced(given, part, 2)))) for part in parts)
     for k, out in enumerate(whole):
         if out.shape[:1] != (2,):
             why = f"the model's output {list(out.shape)} for two samples does not have them in front"
@@ -104,11 +106,6 @@ def refuse_mixing(model: fx.GraphModule, inputs: Sequence[Any]) -> None:
                 why = "a sample's output depends on the other samples of its batch, which parts would change"
                 raise FloorplanError(f"schedule: {why}; use the whole batch")
     _ALONE.add(model)
-
-
-def cut(tree: Any, a: int, b: int, n: int) -> Any:
-    """Samples a to b of every tensor of n samples."""
-    return tree_map(lambda t: t[a:b] if isinstance(t, Tensor) and t.dim() and t.shape[0] == n else t, tree)
 
 
 def _refuse_unsplit(step: Compiled, target: Any, batch: int) -> None:
@@ -126,10 +123,10 @@ def _refuse_unsplit(step: Compiled, target: Any, batch: int) -> None:
             return t
         return torch.randn((n, *t.shape[1:]), generator=g).to(device=device, dtype=t.dtype)
 
-    out, some, k = tree_map(drawn, outs), cut(target, 0, n, batch), max(1, n // 3)
+    out, some, k = tree_map(drawn, outs), sliced(target, slice(0, n), batch), max(1, n // 3)
     with torch.no_grad():
         whole = float(step.loss(out, some))
-        halves = [float(step.loss(cut(out, a, b, n), cut(some, a, b, n))) for a, b in ((0, k), (k, n))]
+        halves = [float(step.loss(sliced(out, part, n), sliced(some, part, n))) for part in (slice(0, k), slice(k, n))]
     shared = (halves[0] * k + halves[1] * (n - k)) / n if step.mean else sum(halves)
     if whole == whole and abs(shared - whole) > 1e-3 * max(abs(whole), abs(shared), 1e-3):
         what = f"the {'mean' if step.mean else 'sum'} of its parts' losses ({whole:.4g}, {shared:.4g})"

@@ -1,4 +1,4 @@
-"""Straight-line code: instructions on named values, their last uses, and the text they become.
+"""Straight-line code: names, instructions on named values, their last uses, and the text they become.
 
     z = conv_site(x, s1, None)          z's buffer is new and the step owns it
     z_1 = act_(z)                       may overwrite z if nothing reads z afterwards
@@ -7,8 +7,46 @@
 What an instruction may overwrite is decided here, from liveness alone.
 """
 
+import builtins
+import keyword
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+
+from networkx.utils import UnionFind
+
+from floorplan.step import runtime
+
+# What the text of every step calls by name, see source, and fx in the code of a graph.
+_FIXED = "torch LAYOUT MICRO_BATCH SIZES build make_step model get anchor box at self device inf nan NoneType".split()
+_FOREIGN = ""  # in the set of what is not the step's to write to
+_RESERVED = frozenset([*keyword.kwlist, *dir(builtins), *runtime.__all__, *_FIXED])
+
+
+class Names:
+    """Every name stands for one thing, and hides no helper, builtin or keyword. Nodes keep theirs where they can."""
+
+    def __init__(self, nodes: Iterable[str]) -> None:
+        self._taken = set(_RESERVED)
+        self._drawn: dict[tuple[str, str], str] = {}
+        for n in nodes:
+            self.of("", n)
+
+    def fresh(self, stem: str) -> str:
+        """A name that nothing has yet: the stem, or stem_2, stem_3, …"""
+        stem = re.sub(r"\W", "_", stem, flags=re.ASCII)
+        stem = stem if stem.isidentifier() or keyword.iskeyword(stem) else f"_{stem}"
+        name, k = stem, 1
+        while name in self._taken:
+            name, k = f"{stem}_{k + 1}", k + 1
+        self._taken.add(name)
+        return name
+
+    def of(self, role: str, thing: str, stem: str = "") -> str:
+        """The name of what a node (or a region) has under this role, the same whenever asked."""
+        if (role, thing) not in self._drawn:
+            self._drawn[role, thing] = self.fresh(stem or (f"{role}_{thing}" if role else thing))
+        return self._drawn[role, thing]
 
 
 @dataclass(frozen=True)
@@ -37,34 +75,6 @@ class Function:
     comments: dict[str, str] = field(default_factory=dict)  # node -> what it is
 
 
-@dataclass
-class _Buffer:
-    """Memory that values may share; foreign: not the step's to write to."""
-
-    values: set[str]
-    foreign: bool
-
-
-class _Buffers:
-    """The buffer of each value."""
-
-    def __init__(self) -> None:
-        self.of: dict[str, _Buffer] = {}
-
-    def new(self, name: str, shares: Iterable[str], fresh: bool) -> None:
-        own = self.of[name] = _Buffer({name}, not fresh)
-        for other in shares:
-            b = self.of[other]
-            own.values |= b.values
-            own.foreign |= b.foreign
-            self.of.update(dict.fromkeys(b.values, own))
-
-    def free(self, name: str, live: set[str]) -> bool:
-        """Whether nothing but `name` itself can see a write to its buffer."""
-        b = self.of[name]
-        return not b.foreign and not (b.values - {name}) & live
-
-
 def last_uses(f: Function) -> list[set[str]]:
     """For each instruction, the values that nothing reads after it."""
     live = set(f.results)
@@ -76,20 +86,25 @@ def last_uses(f: Function) -> list[set[str]]:
     return out[::-1]
 
 
-def _overwriting(i: Instr, dead: set[str], buffers: _Buffers, live: set[str]) -> tuple[str, ...] | None:
+def _overwriting(i: Instr, dead: set[str], buffers: UnionFind, live: set[str]) -> tuple[str, ...] | None:
     """The reads with one in front that may be overwritten: nobody sees it, the instruction's other reads included."""
+
+    def free(name: str) -> bool:
+        """Whether nothing but `name` itself can see a write to its buffer."""
+        return all(buffers[other] != buffers[name] for other in (_FOREIGN, *live - {name}))
+
     orders = [i.reads, *([(i.reads[1], i.reads[0], *i.reads[2:])] if i.commutes else [])] if i.inplace else []
     for r in orders:
-        if r[0] in dead and r.count(r[0]) == 1 and buffers.free(r[0], live):
+        if r[0] in dead and r.count(r[0]) == 1 and free(r[0]):
             return r
     return None
 
 
 def statements(f: Function) -> Iterator[tuple[str, str]]:
     """(node, line) of every statement: instructions with their dels."""
-    buffers = _Buffers()
-    for name in f.arguments:
-        buffers.new(name, (), f.owned)
+    buffers = UnionFind([_FOREIGN, *f.arguments])  # values in one set may share memory
+    if not f.owned:
+        buffers.union(_FOREIGN, *f.arguments)
     live = set(f.arguments)
     unread = [a for a in f.arguments if all(a not in i.reads for i in f.body) and a not in f.results]
     if unread:
@@ -100,7 +115,7 @@ def statements(f: Function) -> Iterator[tuple[str, str]]:
         code = i.code.format(*i.reads) if reads is None else i.inplace.format(*reads)
         shares = i.shares if reads is None else (*i.shares, reads[0])
         for name in i.out:
-            buffers.new(name, shares, i.fresh or reads is not None)
+            buffers.union(name, *shares, *(() if i.fresh or reads is not None else (_FOREIGN,)))
         yield i.node, f"{', '.join(i.out)} = {code}" if i.out else code
         live = (live | set(i.out)) - dead
         if gone := sorted(dead & (set(i.reads) | set(i.out))):

@@ -116,7 +116,7 @@ def add_product_(y: Tensor, x: Tensor, w: Tensor) -> bool:
 
 def gate_(z: Tensor, s: Any) -> tuple[Tensor, int]:
     """Packed gate of z and its layout; z becomes act(z) in place."""
-    bits = _packed(z, s.gate)
+    bits = bits_of(z, s.act)
     act_(z, s.act)
     return bits
 
@@ -132,10 +132,7 @@ def act_(z: Tensor, act: nn.Module) -> Tensor:
 
 def bits_of(z: Tensor, act: nn.Module) -> tuple[Tensor, int]:
     """Packed gate of z under an activation, and its layout."""
-    return _packed(z, cast(Gate, gate_of(act)))
-
-
-def _packed(z: Tensor, gate: Gate) -> tuple[Tensor, int]:
+    gate = cast(Gate, gate_of(act))
     return kernel_of(pack_gate)(z, gate.lo, gate.hi, gate.closed), layout_of(z)
 
 

@@ -6,16 +6,16 @@
 A stage is cut where one value alone crosses. What is upstream of everything trainable keeps nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, fx
 
 from floorplan.errors import FloorplanError
-from floorplan.step.forms import branches
-from floorplan.step.ir import Function, Instr
-from floorplan.step.names import Names
+from floorplan.graph.edit import module_calls
+from floorplan.layers.fused import FusedConv
+from floorplan.step.ir import Function, Instr, Names
 from floorplan.step.rules import Context
 from floorplan.step.schedule import WHOLE, Schedule
 from floorplan.step.stream_rules import Triple, stream_backward, stream_forward, triple, wide
@@ -234,3 +234,18 @@ def _comment(gm: fx.GraphModule, n: fx.Node, value: Any) -> str:
     shape = f"  -> {list(value.shape)}" if isinstance(value, Tensor) else ""
     what = f" {gm.get_submodule(str(n.target))}" if n.op == "call_module" else ""
     return " ".join(f"{n.name}{what}".split())[:100] + shape
+
+
+def branches(gm: fx.GraphModule, values: Mapping[str, Any], samples: Mapping[str, int]) -> tuple[str, ...]:
+    """Sites whose weight outweighs their maps at the samples a time that they run in: two branches are faster there.
+
+    merged   one temporary like W, r*|W| multiply-adds           twice a part
+    branch   q -> O at full width, added in place: nothing for 1x1 convs, an eighth of the map for others
+    """
+    out = []
+    sites: Iterator[tuple[fx.Node, Any]] = module_calls(gm, FusedConv)
+    for n, m in sites:
+        x, z = (values[v.name][0].numel() for v in (n.all_input_nodes[0], n))
+        if m.rank and m.weight.numel() > samples[n.name] * (x + z):
+            out.append(n.name)
+    return tuple(out)

@@ -20,8 +20,7 @@ from torch import Tensor, fx
 from floorplan.layers.activations import ACTIVATIONS, PackedActivation
 from floorplan.layers.fused import ChannelAffine, FusedConv
 from floorplan.layers.geometry import out_size
-from floorplan.step.ir import Instr
-from floorplan.step.names import Names
+from floorplan.step.ir import Instr, Names
 from floorplan.step.ops import trains
 from floorplan.torch_doors import hooks_of
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from floorplan.layers.bits import empty_like_map
 from floorplan.ledger.losses import COUNTED, Loss
 from floorplan.step.region import Region
+from floorplan.torch_doors import tree_map
 
 Box = list[Any]
 Batch = tuple[int, float]  # samples of the whole batch, and how many of their targets count; 0: no matter
@@ -54,8 +55,8 @@ class Runner:
         parts = bool(self.micro or any(self.sizes))
         count = COUNTED[self.loss][1](target) if parts and self.loss in COUNTED else 0.0
         for part in _parts(n, self.micro):
-            box = [_sliced(a, part, n) for a in inputs]
-            value = self._down(0, box, _sliced(target, part, n), (n, count))[0]
+            box = [sliced(a, part, n) for a in inputs]
+            value = self._down(0, box, sliced(target, part, n), (n, count))[0]
             total = value if total is None else total.add_(value)
         assert total is not None
         return total
@@ -72,7 +73,7 @@ class Runner:
         args = box[:]
         box.clear()
         for part in _parts(n, size):
-            out = s.forward([_sliced(a, part, n) for a in args])
+            out = s.forward([sliced(a, part, n) for a in args])
             kept.append(out[s.results :])
             whole.put(part, out[: s.results])
             del out
@@ -80,7 +81,7 @@ class Runner:
         loss, grads = self._down(k + 1, whole.box(), target, batch)
         back = _Assembled(n)
         for part in reversed(_parts(n, size)):
-            out = s.backward([*(_sliced(g, part, n) for g in grads), *kept.pop()]) if s.trains else ()
+            out = s.backward([*(sliced(g, part, n) for g in grads), *kept.pop()]) if s.trains else ()
             back.put(part, out)
             del out
         return loss, back.box()
@@ -121,7 +122,7 @@ class Runner:
         box.clear()
         back = _Assembled(n, [a for a in args if k > 0] if s.learns else [])
         for part in _parts(n, size):
-            value, grads = self._whole(k, [_sliced(a, part, n) for a in args], _sliced(target, part, n), batch)
+            value, grads = self._whole(k, [sliced(a, part, n) for a in args], sliced(target, part, n), batch)
             total = value if total is None else total.add_(value)
             back.put(part, grads)
             del grads
@@ -163,15 +164,13 @@ def _parts(n: int, size: int) -> list[slice]:
     return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
-def _sliced(v: Any, part: slice, n: int) -> Any:
-    """A part of the batch of whatever has the batch; the rest as it is."""
-    if isinstance(v, Tensor) and v.dim() and v.shape[0] == n and part.stop - part.start < n:
-        return v[part]
-    if isinstance(v, dict):
-        return {k: _sliced(x, part, n) for k, x in v.items()}
-    if isinstance(v, list | tuple):
-        return type(v)(_sliced(x, part, n) for x in v)
-    return v
+def sliced(tree: Any, part: slice, n: int) -> Any:
+    """A part of the batch of whatever has the batch, n samples; the rest as it is."""
+
+    def cut(v: Any) -> Any:
+        return v[part] if isinstance(v, Tensor) and v.dim() and v.shape[0] == n else v
+
+    return tree if part == slice(0, n) else tree_map(cut, tree)
 
 
 __all__ = ["Runner", "Stage"]

@@ -1,7 +1,9 @@
-"""How a training step runs: micro-batches, depth-first stages, forms of the sites. Plain data."""
+"""How a training step runs: micro-batches, depth-first stages, forms of the sites. Plain data, as in plan.json."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from floorplan.errors import FloorplanError
@@ -19,7 +21,7 @@ class Schedule:
     stages: tuple[tuple[str, int], ...] = ()
     last: int = 0
     layout: str = "auto"
-    branches: tuple[str, ...] | None = None  # sites that run as two branches; None: by what each costs (step_forms)
+    branches: tuple[str, ...] | None = None  # sites that run as two branches; None: by what each costs (`program`)
     stream: int = 0  # hidden channels at a time in inverted residuals; 0: whole maps
     reuse: tuple[str, ...] = ()  # sites whose input gradient takes the output gradient's buffer
 
@@ -64,3 +66,41 @@ class Schedule:
 
 
 WHOLE = Schedule()
+
+
+SCHEMA = "floorplan.plan/1"
+
+
+def read_plan(plan: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """A plan.json, or its document: checked, with a choice in it."""
+    if isinstance(plan, str | Path):
+        try:
+            document = json.loads(Path(plan).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as e:
+            raise FloorplanError(f"{plan}: no readable plan ({e}); write one with `floorplan plan --json`") from e
+    else:
+        document = dict(plan)
+    where = str(plan) if isinstance(plan, str | Path) else "plan"
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise FloorplanError(f"{where}: no {SCHEMA} document; write one with `floorplan plan --json`")
+    if not isinstance(document.get("choice"), dict):
+        raise FloorplanError(f"{where}: nothing fitted its budget, so it has no schedule; plan again with a larger one")
+    return document
+
+
+def schedule_in(plan: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """The schedule that a plan.json chose, as plain data."""
+    found = read_plan(plan)["choice"].get("plan")
+    if not isinstance(found, dict):
+        raise FloorplanError("plan: its choice has no schedule; write one with `floorplan plan --json`")
+    Schedule.of(found)  # or it says what is wrong
+    return found
+
+
+def options_in(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The method's name and its options as a plan.json has them."""
+    o = document.get("options")
+    kinds = {"method": str, "rank": int, "sites": str, "seed": int, "train_head": bool}
+    if not isinstance(o, dict) or any(not isinstance(o.get(k), t) for k, t in kinds.items()):
+        raise FloorplanError(f"plan: its options lack one of {', '.join(kinds)}; write it with `floorplan plan --json`")
+    return {k: o[k] for k in kinds}

@@ -2,8 +2,7 @@
 
 from torch import fx
 
-from floorplan.step.ir import Instr
-from floorplan.step.names import Names
+from floorplan.step.ir import Instr, Names
 from floorplan.step.rules import RULES, Context, close, conv_name, opened, shape_of, tensors
 from floorplan.step.stream import streams
 from floorplan.step.studied import Studied

@@ -1,13 +1,77 @@
 """A graph on example inputs, as every program of it is written from: found once, whatever the schedule."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
-from floorplan.step.graph import crossings, learners, ordered, values_of
+from floorplan.ledger.fakes import concrete_fakes
 from floorplan.step.rules import Rule, rule_of
+from floorplan.trees import tensors_in
+
+
+def ordered(gm: fx.GraphModule) -> list[fx.Node]:
+    """The graph's nodes with every getitem right behind the tuple that it reads."""
+    taken: dict[fx.Node, list[fx.Node]] = {}
+    for n in gm.graph.nodes:
+        if n.op == "call_function" and n.target is operator.getitem and isinstance(n.args[0], fx.Node):
+            if not any(isinstance(a, fx.Node) for a in n.args[1:]):
+                taken.setdefault(n.args[0], []).append(n)
+    out: list[fx.Node] = []
+
+    def put(n: fx.Node) -> None:
+        out.append(n)
+        for item in taken.get(n, ()):
+            put(item)
+
+    items = {n for group in taken.values() for n in group}
+    for n in gm.graph.nodes:
+        if n not in items:
+            put(n)
+    return out
+
+
+def values_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
+    """node -> its value, on fakes of these inputs."""
+    fakes = concrete_fakes(gm, inputs)
+    walk = fx.Interpreter(fakes.gm, garbage_collect_values=False)
+    walk.extra_traceback = False
+    with fakes.mode, torch.no_grad():
+        walk.run(*fakes.inputs)
+    copies = zip(gm.graph.nodes, fakes.gm.graph.nodes, strict=True)  # whose names fx may have changed
+    return {n.name: walk.env[copy] for n, copy in copies}
+
+
+def learners(gm: fx.GraphModule, values: dict[str, Any]) -> set[str]:
+    """Nodes downstream of something trainable, whose values are real numbers."""
+    out: set[str] = set()
+    for n in gm.graph.nodes:
+        own = n.op == "call_module" and any(p.requires_grad for p in gm.get_submodule(str(n.target)).parameters())
+        if n.op == "get_attr":
+            parent, _, name = str(n.target).rpartition(".")
+            own = bool(getattr(getattr(gm.get_submodule(parent), name, None), "requires_grad", False))
+        if own or any(a.name in out for a in n.all_input_nodes):
+            if any(t.is_floating_point() or t.is_complex() for t in tensors_in(values.get(n.name))):
+                out.add(n.name)
+    return out
+
+
+def crossings(nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
+    """(node, value): after that node one value alone is still to be read, and no input is."""
+    at = {n: k for k, n in enumerate(nodes)}
+    last = {n: max((at[u] for u in n.users), default=-1) for n in nodes}
+    live: set[fx.Node] = set()
+    out = []
+    for k, n in enumerate(nodes):
+        if n.op != "get_attr":
+            live.add(n)
+        live = {v for v in live if last[v] > k}
+        if len(live) == 1 and n.op not in ("placeholder", "output", "get_attr"):
+            out.append((n, next(iter(live))))
+    return out
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from floorplan.errors import FloorplanError
 from floorplan.timeline.blocks import DIRECTIONS, Block, StepTimeline
 
+Layouts = Sequence[Sequence[int] | None]  # one offset a block for each timeline
+
 
 @dataclass(frozen=True)
 class Band:
@@ -96,6 +98,16 @@ def moment(timeline: StepTimeline, event: int) -> str:
     """An event in words, by what was allocated last: "backward of features_2_conv_1"."""
     b = max((b for b in timeline.blocks if b.born <= event), key=lambda b: b.born, default=None)
     return "" if b is None else f"{b.direction} of {b.node}" if b.node not in ("", b.direction) else b.direction
+
+
+def layouts_of(what: str, timelines: Sequence[StepTimeline], offsets: Layouts | None) -> Layouts:
+    """A layout or None for each timeline of a picture; FloorplanError where their numbers differ, or are 0."""
+    if not timelines:
+        raise FloorplanError(f"{what}: no timeline to show; give at least one")
+    layouts: Layouts = [None] * len(timelines) if offsets is None else offsets
+    if len(layouts) != len(timelines):
+        raise FloorplanError(f"{what}: {len(layouts)} layouts for {len(timelines)} timelines; give one each")
+    return layouts
 
 
 def extent(timeline: StepTimeline, offsets: Sequence[int] | None) -> int:

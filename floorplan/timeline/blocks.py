@@ -32,7 +32,6 @@ class Block:
     shape: tuple[int, ...]
     dtype: str  # "float32"
     role: str  # a pillar for what is kept for the backward; "gradient", "output" or "temporary"
-    formula: str = ""  # its bytes in B, C, H, W, r where they are known
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,22 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from floorplan.errors import FloorplanError
 from floorplan.text import amount
-from floorplan.timeline.bands import Band, band_of, extent, is_kept, lasts, moment, phases, used_bands
+from floorplan.timeline.bands import (
+    Band,
+    Layouts,
+    band_of,
+    extent,
+    is_kept,
+    lasts,
+    layouts_of,
+    moment,
+    phases,
+    used_bands,
+)
 from floorplan.timeline.blocks import StepTimeline
 
 SCRIPTS = ("model.js", "draw.js", "panel.js", "tell.js", "page.js")
-Layouts = Sequence[Sequence[int] | None]
 
 
 def page(timelines: Sequence[StepTimeline], offsets: Layouts | None, title: str, notes: Sequence[str] = ()) -> str:
@@ -29,11 +38,7 @@ def page(timelines: Sequence[StepTimeline], offsets: Layouts | None, title: str,
 
     FloorplanError where there is no timeline, or a layout does not fit its timeline.
     """
-    if not timelines:
-        raise FloorplanError("page: no timeline to show; give at least one")
-    layouts: Layouts = [None] * len(timelines) if offsets is None else offsets
-    if len(layouts) != len(timelines):
-        raise FloorplanError(f"page: {len(layouts)} layouts for {len(timelines)} timelines; give one each")
+    layouts = layouts_of("page", timelines, offsets)
     style, script = _asset("page.css"), "'use strict';\n" + "\n".join(map(_asset, SCRIPTS))
     return Template(_asset("page.html")).substitute(
         title=_text(title),
@@ -102,7 +107,6 @@ def _line(
         "node": [number(b.node) for b in blocks],
         "op": [number(b.op) for b in blocks],
         "shape": [number(f"{b.dtype} {'×'.join(map(str, b.shape))}".strip()) for b in blocks],
-        "formula": [number(b.formula) for b in blocks],
         "direction": [number(b.direction) for b in blocks],
     }
 

@@ -32,9 +32,9 @@ def perfetto(timeline: StepTimeline) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about | state}
 
 
-def write_perfetto(timeline: StepTimeline, path: str | Path, force: bool = True) -> None:
+def write_perfetto(timeline: StepTimeline, path: str | Path) -> None:
     """Write the trace as JSON; FloorplanError if the file cannot be written."""
-    write_text(path, json.dumps(perfetto(timeline), separators=(",", ":")), force=force)
+    write_text(path, json.dumps(perfetto(timeline), separators=(",", ":")))
 
 
 def _event(ph: str, name: str, ts: int, tid: int, **more: Any) -> dict[str, Any]:
@@ -72,6 +72,6 @@ def _tensors(timeline: StepTimeline) -> Iterator[dict[str, Any]]:
             lane, lanes = lanes, lanes + 1
         heapq.heappush(busy, (b.died, lane))
         name = f"{b.node or b.direction} {list(b.shape)}"
-        about = {"bytes": b.nbytes, "op": b.op, "dtype": b.dtype, "role": band_of(b), "formula": b.formula}
+        about = {"bytes": b.nbytes, "op": b.op, "dtype": b.dtype, "role": band_of(b)}
         yield _event("b", name, b.born, 0, cat="tensor", id=f"0x{lane:x}", args=about)
         yield _event("e", name, b.died, 0, cat="tensor", id=f"0x{lane:x}")

@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from floorplan.errors import FloorplanError
 from floorplan.files import ensure_drawable, save_figure
 from floorplan.text import amount, clean
-from floorplan.timeline.bands import Band, band_of, extent, lasts, live_by_band, phases, used_bands
+from floorplan.timeline.bands import Band, Layouts, band_of, extent, lasts, layouts_of, live_by_band, phases, used_bands
 from floorplan.timeline.blocks import Block, StepTimeline
 
-Layouts = Sequence[Sequence[int] | None]
 MB = 1e6
 COLUMNS = 600  # stretches of the step that a picture tells apart
 PER_PICTURE = 4000  # rectangles of a floorplan that stay vectors in an SVG
@@ -26,39 +24,27 @@ INK, MUTED, SHADE = "#1b1f24", "#57606a", "#f6f8fa"
 
 
 def draw_timeline(
-    timelines: Sequence[StepTimeline],
-    path: str | Path,
-    offsets: Layouts | None = None,
-    *,
-    same_scale: bool = True,
-    title: str = "",
-    force: bool = True,
+    timelines: Sequence[StepTimeline], path: str | Path, offsets: Layouts | None = None, *, title: str = ""
 ) -> None:
     """Write PNG, SVG or PDF by the name; without offsets only the live bytes are drawn.
 
     FloorplanError: no timeline, a layout that does not fit, matplotlib missing, or a path that takes no file.
     """
-    if not timelines:
-        raise FloorplanError("plot: no timeline to show; give at least one")
-    layouts = [None] * len(timelines) if offsets is None else list(offsets)
-    if len(layouts) != len(timelines):
-        raise FloorplanError(f"plot: {len(layouts)} layouts for {len(timelines)} timelines; give one each")
+    layouts = layouts_of("plot", timelines, offsets)
     sizes = [extent(t, o) for t, o in zip(timelines, layouts, strict=True)]
-    save_figure(_figure(ensure_drawable(path, force), timelines, layouts, sizes, same_scale, title), path)
+    save_figure(_figure(ensure_drawable(path), timelines, layouts, sizes, title), path)
 
 
-def _figure(
-    pyplot: Any, timelines: Sequence[StepTimeline], layouts: Layouts, sizes: Sequence[int], same_scale: bool, title: str
-) -> Any:
+def _figure(pyplot: Any, timelines: Sequence[StepTimeline], layouts: Layouts, sizes: Sequence[int], title: str) -> Any:
     rows = 2 if any(o is not None for o in layouts) else 1
     size = (max(6.0, 5.2 * len(timelines)), 0.9 + 2.9 * rows)
     grid = {"squeeze": False, "layout": "constrained", "height_ratios": [1, 1.25][:rows]}
     figure, axes = pyplot.subplots(rows, len(timelines), figsize=size, **grid)
     tallest, largest = max(t.peak for t in timelines), max(sizes)
     for i, (t, offsets) in enumerate(zip(timelines, layouts, strict=True)):
-        _stack(axes[0][i], t, (tallest if same_scale else t.peak) or 1)
+        _stack(axes[0][i], t, tallest or 1)
         if rows == 2:
-            _floorplan(axes[1][i], t, offsets, (largest if same_scale else sizes[i]) or 1)
+            _floorplan(axes[1][i], t, offsets, largest or 1)
     axes[0][0].set_ylabel("bytes alive (MB)")
     if rows == 2:
         axes[1][0].set_ylabel("address (MB)")

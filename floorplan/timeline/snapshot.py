@@ -32,9 +32,9 @@ def snapshot(timeline: StepTimeline, offsets: Sequence[int] | None = None) -> di
     return {"segments": [segment] if size else [], "device_traces": [_trace(placed, size, timeline.events)]}
 
 
-def write_snapshot(timeline: StepTimeline, offsets: Sequence[int] | None, path: str | Path, force: bool = True) -> None:
+def write_snapshot(timeline: StepTimeline, offsets: Sequence[int] | None, path: str | Path) -> None:
     """Pickle the snapshot; FloorplanError if the file cannot be written."""
-    write_bytes(path, pickle.dumps(snapshot(timeline, offsets), protocol=PROTOCOL), force=force)
+    write_bytes(path, pickle.dumps(snapshot(timeline, offsets), protocol=PROTOCOL))
 
 
 def _placed(timeline: StepTimeline, offsets: Sequence[int] | None) -> list[_Placed]:
@@ -50,9 +50,8 @@ def _placed(timeline: StepTimeline, offsets: Sequence[int] | None) -> list[_Plac
 
 def _frames(block: Block) -> list[dict[str, Any]]:
     kind = f"{block.dtype}{list(block.shape)}"
-    of = f" = {block.formula}" if block.formula else ""
     return [
-        {"filename": block.node or "outside the graph", "name": f"{block.op} {kind}{of}", "line": block.born},
+        {"filename": block.node or "outside the graph", "name": f"{block.op} {kind}", "line": block.born},
         {"filename": block.direction, "name": band_of(block), "line": block.born},
     ]
 

@@ -16,13 +16,12 @@ from floorplan.timeline.bands import band_of, moment, phases
 from floorplan.timeline.blocks import StepTimeline
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-PLAIN = " .:-=+*%#"  # for a terminal that cannot show blocks
 HEIGHT = 4
 NARROWEST = 48  # columns
 
 
-def text(timeline: StepTimeline, width: int = 80, top: int = 6, *, plain: bool = False) -> str:
-    """A chart `width` columns wide and the `top` contributors at the peak; plain: ASCII only.
+def text(timeline: StepTimeline, width: int = 80, top: int = 6) -> str:
+    """A chart `width` columns wide and the `top` contributors at the peak.
 
     FloorplanError if fewer than 48 columns are given.
     """
@@ -32,9 +31,8 @@ def text(timeline: StepTimeline, width: int = 80, top: int = 6, *, plain: bool =
     when = f" ({clean(moment(timeline, at))})" if timeline.blocks else ""
     head = f"{clean(timeline.name)}: peak {amount(timeline.peak)} at event {at:,} of {timeline.events:,}{when}"
     lines = wrap(head, width, subsequent_indent="  ")
-    lines += [*_chart(timeline, width, plain), *_contributors(timeline, width, top)]
-    found = "\n".join(lines)
-    return found.replace("…", "~").encode("ascii", "replace").decode() if plain else found
+    lines += [*_chart(timeline, width), *_contributors(timeline, width, top)]
+    return "\n".join(lines)
 
 
 def columns(live: Sequence[int], width: int) -> list[int]:
@@ -43,32 +41,30 @@ def columns(live: Sequence[int], width: int) -> list[int]:
     return [max(live[a : max(a + 1, b)]) for a, b in pairwise(edges)]
 
 
-def _chart(timeline: StepTimeline, width: int, plain: bool) -> list[str]:
+def _chart(timeline: StepTimeline, width: int) -> list[str]:
     """HEIGHT rows of blocks, in eighths of a row, over a line that names the directions."""
     label = amount(timeline.peak)
-    marks, inner = (PLAIN if plain else BLOCKS), width - len(label) - 3
-    peak, full = max(timeline.peak, 1), len(marks) - 1
+    inner, peak, full = width - len(label) - 3, max(timeline.peak, 1), len(BLOCKS) - 1
     # A column that holds anything shows at least the smallest mark, and only the peak fills the chart.
     heights = [-(-v * HEIGHT * full // peak) for v in columns(timeline.live, inner)]
     rows = []
     for row in reversed(range(HEIGHT)):
         name = label if row == HEIGHT - 1 else ""
-        bar = "".join(marks[min(max(h - row * full, 0), full)] for h in heights)
-        rows.append(f"{name:>{len(label)}} {'|' if plain else '┤' if name else '│'}{bar}".rstrip())
-    return [*rows, f"{0:>{len(label)}} {_axis(timeline, inner, plain)}"]
+        bar = "".join(BLOCKS[min(max(h - row * full, 0), full)] for h in heights)
+        rows.append(f"{name:>{len(label)}} {'┤' if name else '│'}{bar}".rstrip())
+    return [*rows, f"{0:>{len(label)}} {_axis(timeline, inner)}"]
 
 
-def _axis(timeline: StepTimeline, inner: int, plain: bool) -> str:
-    corner, tick, line = ("+", "+", "-") if plain else ("└", "┴", "─")
-    cells = [line] * inner
+def _axis(timeline: StepTimeline, inner: int) -> str:
+    cells = ["─"] * inner
     for start, end, direction in phases(timeline):
         first, last = start * inner // timeline.events, end * inner // timeline.events
         if start and first < inner:
-            cells[first] = tick
+            cells[first] = "┴"
         word = f" {direction} "
         if len(word) < last - first:
             cells[first + 1 : first + 1 + len(word)] = word
-    return corner + "".join(cells)
+    return "└" + "".join(cells)
 
 
 def _contributors(timeline: StepTimeline, width: int, top: int) -> list[str]:

@@ -1,8 +1,21 @@
 """The schedules that are considered: each once, within the batch, and grown to the room there is."""
 
-from plans import net_of
+import copy
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
-from floorplan.budget.search import STEEP, grown, more, places, schedules, uncut
+import pytest
+import torch
+from plans import NETS, net_of
+from steps import by_autograd, gradients, worst
+
+from floorplan.budget.net import Costed
+from floorplan.budget.search import STEEP, exact, fastest, grown, more, places, schedules, uncut
+from floorplan.ledger.inputs import filled
+from floorplan.ledger.losses import LOSSES
+from floorplan.step.compile import compile_step
+from floorplan.step.timeline import measure
 
 BATCH = 16
 
@@ -50,3 +63,46 @@ def test_one_more_sample_is_asked_of_each_part() -> None:
     assert [(f.micro, [s.size for s in f.stages]) for f in more(net, cut)] == [(9, [2, 0]), (8, [3, 0])]
     whole = next(f for f in schedules(net, BATCH) if not f.micro and len(f.stages) == 1)
     assert more(net, whole) == []
+
+
+FEW = 13
+
+
+@cache
+def considered(name: str) -> tuple[Costed, ...]:
+    return tuple(schedules(net_of(name), FEW))
+
+
+def budgets(name: str) -> Iterator[int]:
+    """Rooms as 16, 32, 64 and 128 MB are to the nets at full size: an eighth of the whole batch's peak, and doubled."""
+    whole = next(f for f in considered(name) if not f.micro and len(f.stages) == 1)
+    yield from (whole.peak // 8 * k + 1 for k in (1, 2, 4, 7))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_measured_is_predicted_and_one_more_sample_does_not_fit(name: str) -> None:
+    net, seen = net_of(name), set[Any]()
+    for room in budgets(name):
+        choice = fastest(net, considered(name), room)
+        assert choice is not None
+        step, timeline = exact(net, choice)
+        assert timeline.peak == choice.peak <= room
+        given = filled(net.inputs, FEW)
+        target = torch.arange(FEW) % 5
+        assert measure(step, given, target).peak == choice.peak
+        assert all(f.peak > room for f in more(net, choice))
+        seen.add(net.schedule(choice))
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_gradients_of_the_choice_are_autograds(name: str) -> None:
+    net = net_of(name)
+    choice = fastest(net, considered(name), next(budgets(name)))
+    assert choice is not None
+    gm = copy.deepcopy(net.gm).eval().double().to(memory_format=torch.contiguous_format)
+    given = tuple(v.double() for v in filled(net.inputs, FEW))
+    target = torch.arange(FEW) % 5
+    _, want = by_autograd(gm, given, target, LOSSES["cross_entropy"])
+    compile_step(gm, "cross_entropy", given, plan=net.schedule(choice))(*given, target)
+    assert worst(gradients(gm), want) <= 1e-12

@@ -18,7 +18,7 @@ from floorplan.layers.adapter import adapters
 from floorplan.ledger.macs import layers_of, merges_of
 from floorplan.methods import catalogue
 from floorplan.methods.merge import merge_verified
-from floorplan.methods.merge_state import delta_state
+from floorplan.methods.merge_file import delta_state
 from floorplan.methods.verify import randomize_adapters
 from tests.cli.test_main import RESIDUAL, SIZE, run
 

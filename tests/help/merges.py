@@ -11,7 +11,7 @@ from floorplan.graph.driver import rewrite
 from floorplan.graph.trace import trace
 from floorplan.methods.catalogue import METHODS, Options
 from floorplan.methods.merge import difference, merge
-from floorplan.methods.merge_state import delta_state
+from floorplan.methods.merge_file import delta_state
 from floorplan.methods.verify import randomize_adapters, to_double
 
 

@@ -58,7 +58,6 @@ def timelines(draw: st.DrawFn) -> StepTimeline:
                 (nbytes // 4,),
                 "float32",
                 draw(st.sampled_from(ROLES)),
-                draw(st.sampled_from(("", "4*B*C1"))),
             )
         )
     state = draw(st.sampled_from(((), (("model", 10), ("optimizer", 2_000_000)))))
@@ -96,16 +95,7 @@ def step() -> StepTimeline:
         "by hand",
         (
             Block(
-                0,
-                5,
-                3_000_000,
-                "conv1",
-                "forward",
-                "aten.convolution.default",
-                (3, 250_000),
-                "float32",
-                "convolution",
-                "4*B*C1",
+                0, 5, 3_000_000, "conv1", "forward", "aten.convolution.default", (3, 250_000), "float32", "convolution"
             ),
             Block(1, 2, 1_000_000, "conv1", "forward", "aten.add.Tensor", (250_000,), "float32", "temporary"),
             Block(3, 4, 6_000_000, "conv1", "backward", "aten.mul.Tensor", (1_500_000,), "float32", "temporary"),

@@ -20,7 +20,7 @@ from floorplan.layers.adapter import Adapter, adapters
 from floorplan.layers.fused import FusedConv
 from floorplan.methods.catalogue import METHODS
 from floorplan.methods.merge import difference, merge, merge_verified
-from floorplan.methods.merge_state import delta_state
+from floorplan.methods.merge_file import delta_state
 
 MERGEABLE = [m.name for m in METHODS.values() if m.merges and m.name not in ("full", "bias", "bn")]
 NO_SOURCE = ("memflora-noscale",)  # the scale that its source would need is gone

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.step.compile import Schedule, compile_step
-from floorplan.step.graph import crossings, ordered
+from floorplan.step.studied import crossings, ordered
 from floorplan.step.timeline import measure, predict
 
 

@@ -4,11 +4,12 @@ import pytest
 import torch
 from small import Residual
 from steps import graph_of
+from torch import nn
 
 from floorplan.errors import FloorplanError
-from floorplan.step.program import Builder
+from floorplan.step.program import Builder, branches
 from floorplan.step.schedule import Schedule
-from floorplan.step.studied import studied
+from floorplan.step.studied import studied, values_of
 
 
 def test_nothing_upstream_of_the_first_trainable_is_kept() -> None:
@@ -35,3 +36,14 @@ def test_cuts_must_be_in_order_and_before_the_head() -> None:
             Builder(studied(gm, (x,)), Schedule(stages=tuple((c, 1) for c in cuts))).build()
     with pytest.raises(FloorplanError, match="conv: more than one value"):
         Builder(studied(gm, (x,)), Schedule(stages=(("conv", 1),)))
+
+
+def test_heavy_weights_on_small_maps_branch() -> None:
+    wide = nn.Conv2d(32, 32, 3, padding=1)
+    model = nn.Sequential(nn.Conv2d(3, 32, 1), nn.ReLU(), wide, nn.ReLU(), nn.AvgPool2d(4), nn.Conv2d(32, 32, 1))
+    x = torch.randn(2, 3, 8, 8)
+    gm = graph_of(model, x)
+    values = values_of(gm, (x,))
+    assert branches(gm, values, {"_0": 1, "_2": 1, "_5": 1}) == ("_2", "_5")  # 9216 > 2*32*64, 1024 > 2*32*4
+    assert branches(gm, values, {"_0": 4, "_2": 4, "_5": 4}) == ()
+    assert branches(gm, values, {"_0": 4, "_2": 4, "_5": 1}) == ("_5",)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from floorplan.step.region import Region
-from floorplan.step.runner import Runner, Stage, _Assembled, _parts, _sliced
+from floorplan.step.runner import Runner, Stage, _Assembled, _parts, sliced
 
 
 def linear_stages(log: list[str]) -> list[Stage]:
@@ -58,8 +58,8 @@ def test_parts() -> None:
     assert [(p.start, p.stop) for p in _parts(5, 2)] == [(0, 2), (2, 4), (4, 5)]
     assert _parts(5, 0) == _parts(5, 9) == [slice(0, 5)]
     x = torch.arange(4)
-    assert _sliced({"a": [x, 3, torch.ones(2)]}, slice(0, 2), 4)["a"][0].tolist() == [0, 1]
-    assert _sliced(x, slice(0, 4), 4) is x
+    assert sliced({"a": [x, 3, torch.ones(2)]}, slice(0, 2), 4)["a"][0].tolist() == [0, 1]
+    assert sliced(x, slice(0, 4), 4) is x
 
 
 def test_assembled_keeps_the_layout_or_takes_the_given_buffer() -> None:

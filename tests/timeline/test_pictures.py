@@ -25,7 +25,7 @@ def test_any_timeline_can_be_drawn(tmp_path: Path, t: StepTimeline) -> None:
 
 def test_a_png_and_the_same_svg_twice(tmp_path: Path) -> None:
     t, offsets = step(), [0, 3_000_000, 3_000_000, 9_000_000]
-    draw_timeline([t], tmp_path / "t.png", [offsets], title="a title", same_scale=False)
+    draw_timeline([t], tmp_path / "t.png", [offsets], title="a title")
     assert (tmp_path / "t.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     for name in ("a.svg", "b.svg"):
         draw_timeline([t], tmp_path / name, [offsets])

@@ -104,11 +104,7 @@ def test_frames_name_the_node_and_say_what_it_is() -> None:
     data = snapshot(step(), [0, 3_000_000, 3_000_000, 9_000_000])
     first = data["device_traces"][0][1]
     assert first["action"] == "alloc" and first["addr"] == BASE
-    assert first["frames"][0] == {
-        "filename": "conv1",
-        "name": "aten.convolution.default float32[3, 250000] = 4*B*C1",
-        "line": 0,
-    }
+    assert first["frames"][0] == {"filename": "conv1", "name": "aten.convolution.default float32[3, 250000]", "line": 0}
     assert data["segments"][0]["total_size"] == 9_002_000
 
 
@@ -123,8 +119,6 @@ def test_written_whole_or_not_at_all(tmp_path: Path) -> None:
     write_snapshot(t, None, tmp_path / "s.pickle")
     raw = (tmp_path / "s.pickle").read_bytes()
     assert raw[:2] == bytes([0x80, PROTOCOL]) and viewer_check(pickle.loads(raw)) == t.peak
-    with pytest.raises(FloorplanError, match="exists already"):
-        write_snapshot(t, None, tmp_path / "s.pickle", force=False)
     with pytest.raises(FloorplanError, match="its folder does not exist"):
         write_snapshot(t, None, tmp_path / "no" / "s.pickle")
     with pytest.raises(FloorplanError, match="offsets for 4 blocks"):

@@ -6,14 +6,14 @@
 Every original node keeps its name and its place, every module its path.
 """
 
-from collections.abc import Iterator, Set
-from itertools import count
+from collections.abc import Set
 from typing import Any
 
 from torch import fx, nn
 
 from floorplan.budget.remat.study import Value, sources
 from floorplan.graph.copies import clone_structure
+from floorplan.graph.edit import free_path
 from floorplan.layers.promises import Forgetful, Keep, Promise
 from floorplan.layers.targets import name_of
 
@@ -49,7 +49,8 @@ class _Writer:
         self.nodes = {n.name: n for n in gm.graph.nodes}
         self.calls = {n.name: n for n in before.nodes}  # what a node called before it is changed
         self.last_input = [n for n in gm.graph.nodes if n.op == "placeholder"][-1:]
-        self.home = next(n for n in _names("remat") if not hasattr(gm, n))
+        self.home = free_path(gm, "remat")
+        gm.add_submodule(self.home, nn.Module().train(gm.training))
         self.modules: dict[tuple[str, ...], str] = {}
 
     def visit(self, n: fx.Node) -> None:
@@ -98,12 +99,6 @@ class _Writer:
         key = (kind.__name__, *options)
         if key not in self.modules:
             base = "_".join(x.rpartition(".")[2] for x in key if x).lower()
-            path = next(f"{self.home}.{n}" for n in _names(base) if f"{self.home}.{n}" not in self.modules.values())
-            self.modules[key] = path
+            path = self.modules[key] = free_path(self.gm, f"{self.home}.{base}")
             self.gm.add_submodule(path, kind(*options).train(self.gm.training))
         return self.modules[key]
-
-
-def _names(base: str) -> Iterator[str]:
-    yield base
-    yield from (f"{base}_{i}" for i in count(1))

@@ -13,7 +13,7 @@ class Line {
     Object.assign(this, raw);
     this.bands = bands;
     const word = column => column.map(i => strings[i]);
-    for (const name of ["node", "op", "shape", "formula", "direction"]) this[name] = word(raw[name]);
+    for (const name of ["node", "op", "shape", "direction"]) this[name] = word(raw[name]);
     this.size = this.born.length;
     this.live = bands.map(() => new Float64Array(this.events + 1));
     for (let i = 0; i < this.size; i++) {

@@ -151,12 +151,12 @@ class Panel {
 
   /* Everything that is known of one tensor, a line each. */
   about(i) {
-    const l = this.line, formula = l.formula[i] ? ` = ${l.formula[i]}` : "";
+    const l = this.line;
     return [
       [make("b", {}, swatch(this.page.colours.bands[l.band[i]]), make("bdi", {}, l.node[i] || l.direction[i]))],
       [l.bands[l.band[i]].name + (l.bands[l.band[i]].name.startsWith("temporary") ? "" : `, born in ${l.direction[i]}`)],
       [make("bdi", {}, `${l.op[i]} ${l.shape[i]}`)],
-      [formatBytes(l.bytes[i]) + (l.bytes[i] >= 1000 ? ` (${count(l.bytes[i])} B)` : ""), make("bdi", {}, formula)],
+      [formatBytes(l.bytes[i]) + (l.bytes[i] >= 1000 ? ` (${count(l.bytes[i])} B)` : "")],
       [`alive from event ${count(l.born[i])} to ${count(l.died[i])}` + (l.offset ? `, at address ${count(l.offset[i])}` : "")],
     ];
   }

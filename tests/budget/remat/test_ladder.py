@@ -11,7 +11,8 @@ from smooth_nets import INPUT, NETS, adapted_net
 from torch import Tensor, fx, nn
 
 import floorplan
-from floorplan.budget.remat.ladder import Ladder, Remat, climb
+from floorplan.budget.remat.ladder import Ladder, Problem, Remat, climb
+from floorplan.budget.remat.study import out_of_place
 from floorplan.errors import LoadError
 from floorplan.ledger.figures import measure
 from floorplan.ledger.losses import cross_entropy
@@ -82,9 +83,9 @@ def test_a_smaller_budget_never_raises_the_measured_peak(name: str) -> None:
     for budget in (high, *(low + (high - low) * k // 5 for k in (4, 2)), low, low - 1):
         found = ladder.fit(budget)
         peak = measure(found.module, X).requested_peak
-        assert peak <= last and peak <= max(budget, low) and found.extra_macs >= work
+        assert peak <= last and peak <= max(budget, low) and found.ladder[found.rung].extra_macs >= work
         assert any("not met" in n for n in found.notes) == (budget < low)
-        last, work = peak, found.extra_macs
+        last, work = peak, found.ladder[found.rung].extra_macs
 
 
 def test_extra_work_is_what_the_step_really_does_more() -> None:
@@ -92,7 +93,7 @@ def test_extra_work_is_what_the_step_really_does_more() -> None:
     r = climb(gm, (X,), loss=cross_entropy, target=y, prices=FEW).fit()
     before, after = (own_macs(Step(m, (X,), y, cross_entropy)) for m in (gm, r.module))
     assert after["forward"] == before["forward"]
-    assert after["backward"] - before["backward"] == r.extra_macs > 0
+    assert after["backward"] - before["backward"] == r.ladder[r.rung].extra_macs > 0
     assert step_figures(Step(r.module, (X,), y, cross_entropy), fake=False).requested_peak == r.peak_after
 
 
@@ -108,7 +109,7 @@ def test_a_budget_that_is_not_met_is_said() -> None:
 
 def test_large_budget_changes_nothing() -> None:
     r = rungs("convnext").fit(1 << 40)
-    assert r.module is net("convnext") and r.rung == r.extra_macs == 0
+    assert r.module is net("convnext") and r.rung == r.ladder[0].extra_macs == 0
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
@@ -154,3 +155,45 @@ def test_random_numbers_and_statistics_are_used_once() -> None:
     for (name, p), (_, q) in zip(first.named_buffers(), second.named_buffers(), strict=True):
         assert torch.equal(p, q), name
     assert measure(r.module, x).requested_peak == r.peak_after
+
+
+class Chain(nn.Module):
+    """Narrow, wide, narrow, three times; a product keeps what the activation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ModuleList(nn.Conv2d(4, 24, 1).requires_grad_(False) for _ in range(3))
+        self.down = nn.ModuleList(nn.Conv2d(24, 4, 1).requires_grad_(False) for _ in range(3))
+        self.scale = nn.Parameter(torch.ones(24, 1, 1))
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for up, down in zip(self.up, self.down, strict=True):
+            x = down(nn.functional.silu(up(x)) * self.scale)
+        return torch.tanh(self.drop(x))
+
+
+def problem() -> Problem:
+    plain, values = out_of_place(fx.symbolic_trace(Chain().train()), (torch.randn(2, 4, 8, 8),))
+    return Problem(plain, values)
+
+
+def test_dear_work_leaves_convs_alone_and_free_work_does_not() -> None:
+    p = problem()
+    dear, free = (next(iter(p.candidates((price,)))) for price in (1.0, 0.0))
+    assert {n for n in dear if p.values[n].macs} == set() and {"silu_1", "silu_2"} <= dear
+    assert {"up_1", "up_2", "silu_2"} <= free  # nothing before the first trained factor is kept
+
+
+def test_divisions_shorten_what_is_computed_at_once() -> None:
+    p = problem()
+    found = list(dict.fromkeys(p.candidates((0.0,))))
+    assert len(found) > 1
+    assert any("up_2" in again and not {"down_0", "down_1"} & again for again in found)
+
+
+def test_random_values_are_kept_and_said() -> None:
+    p = problem()
+    assert all("drop" not in again for again in p.candidates((1.0, 0.0)))
+    assert not p.values["silu_2"].macs and p.values["up_1"].macs == 2 * 64 * 4 * 24
+    assert p.values["silu_1"].nbytes == 2 * 24 * 64 * 4
