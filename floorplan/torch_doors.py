@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_iter as tree_iter  # the leaves of nested c
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._sympy.functions import FloorDiv as FloorDiv  # a // b in the size of a fake
+from torch.utils._sympy.functions import Mod as Mod  # a % b there
 
 from floorplan.errors import FloorplanError
 
