@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 from torch._C._autograd import _get_sequence_nr
 from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher  # ops by Python kernels
 from torch._dynamo.source import ConstantSource as ConstantSource  # names a symbol
+from torch._guards import SLoc
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor  # a tensor without data
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # makes and runs them
@@ -32,6 +33,7 @@ from torch.utils._pytree import tree_iter as tree_iter  # the leaves of nested c
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._sympy.functions import FloorDiv as FloorDiv  # a // b in the size of a fake
+from torch.utils._sympy.functions import Mod as Mod  # a % b there
 
 from floorplan.errors import FloorplanError
 
@@ -161,6 +163,10 @@ class SymbolEnv(ShapeEnv):
     def decided(self, comparison: Any) -> bool:
         """Whether a comparison follows from what is known already."""
         return self._maybe_evaluate_static(comparison) is not None
+
+    def _get_stack_summary(self, is_debug: bool = False, framework_loc: str | None = None) -> tuple[SLoc, str]:
+        """Where a guard came from: nobody asks, and torch would import its compiler to tell frames of its own apart."""
+        return SLoc(framework_loc, None), ""
 
     def _set_replacement(self, a: Any, tgt: Any, msg: str) -> None:
         if self.replaces(a, tgt):

@@ -252,6 +252,7 @@ def test_what_a_comparison_teaches(learns: bool) -> None:
     assert env.decided(sympy.Ge(a, 2)) and not env.decided(sympy.Gt(a, 12))
     assert t.shape[0] == t.shape[1]
     assert (env.replace(a) == env.replace(b)) is learns and len(env.guards) == 1
+    assert env.guards[0].sloc.framework_loc is None
 
 
 def test_containers_are_walked() -> None:

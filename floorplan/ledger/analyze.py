@@ -13,12 +13,12 @@ from floorplan.errors import ReadsValues, TraceError
 from floorplan.graph.copies import clone_structure
 from floorplan.graph.untouched import no_memory
 from floorplan.ledger.criterion import AT_FLOOR, UNPROVEN, Proof, is_workspace, prove
-from floorplan.ledger.fakes import Sizes, concrete_fakes, symbolic_fakes
+from floorplan.ledger.fakes import Fakes, Sizes, concrete_fakes, symbolic_fakes
 from floorplan.ledger.figures import Figures, figures, measure
 from floorplan.ledger.run import Run, Step, Watch, observe, run
 from floorplan.ledger.sides import try_other_sides
 from floorplan.ledger.sizes import TOO_LONG
-from floorplan.trees import tensors_in
+from floorplan.trees import model_state, tensors_in
 
 HOOKS = Watch(hooks=True)
 
@@ -53,8 +53,7 @@ def analyze(
     gm = _making_constants(gm) if own else gm
     step, tensors = Step(gm, tuple(inputs), backward=backward, autocast=autocast), list(tensors_in(tuple(inputs)))
     failures: list[str] = []
-    kept = _own(real, step.forward, HOOKS) if own else None
-    plain = _own(real, step, Watch()) if kept is not None else None
+    kept, plain = _own_runs(cast(nn.Module, real), step) if own else (None, None)
     trains = plain is not None and backward
     if kept is not None and plain is not None:  # its own two runs agree, and the symbolic one agrees with them
         exact = figures(cast(nn.Module, real), kept, plain, tensors)
@@ -158,13 +157,26 @@ def _with_stored_aside(proof: Proof, gm: fx.GraphModule, inputs: Sequence[Any], 
     return replace(proof, entries=proof.entries + more, verdict=verdict)
 
 
-def _own(real: nn.Module | None, step: Step, watch: Watch) -> Run | None:
+def _own(real: nn.Module, step: Step, watch: Watch, fakes: Fakes | None = None) -> Run | None:
     """The step of a module itself: its Python frames hold tensors that the graph lets go earlier."""
     try:
-        with no_memory(cast(nn.Module, real)):
-            return run(replace(step, model=cast(nn.Module, real)), watch)
+        with no_memory(real):
+            return run(replace(step, model=real), watch, fakes or True)
     except Exception:  # it reads values, or cannot be copied: its graph stands for it
         return None
+
+
+def _own_runs(real: nn.Module, step: Step) -> tuple[Run | None, Run | None]:
+    """The module's own forward under hooks and, if that ran, its whole step, on two copies that share their fakes."""
+    try:
+        fakes = concrete_fakes(real, step.inputs)
+        first = replace(fakes, gm=clone_structure(fakes.gm))
+    except Exception:  # it cannot be copied
+        return None, None
+    kept = _own(real, step.forward, HOOKS, first)
+    # A buffer that the forward adds a result to has become part of the first run's autograd graph.
+    again = fakes.on(step.inputs) if all(t.is_leaf for t in model_state(fakes.gm)) else None
+    return kept, _own(real, step, Watch(), again) if kept is not None else None
 
 
 def _proved(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from floorplan.errors import TraceError
-from floorplan.torch_doors import ConstantSource, SymbolEnv, directly, schema_of
+from floorplan.torch_doors import ConstantSource, FloorDiv, Mod, SymbolEnv, directly, schema_of
 
 TOO_LONG = "the sizes that it compares are expressions too long for a symbolic run"
 _LONG, _MOST = 30, 150  # parts of an expression that is long; those of all long ones at which a run is given up
@@ -56,21 +56,22 @@ class Sized(SymbolEnv):
         """A size as a product of symbols and names."""
         if not isinstance(size, torch.SymInt) or _is_product(size.node.expr):
             return size
-        e = size.node.expr
+        e = _padded(size.node.expr)
         return prod(self._name(f) for f in (e.args if e.is_Mul else (e,)))
 
     def _name(self, e: sympy.Expr) -> Any:
         """A name for a factor of a size; itself where it has one or needs none."""
-        size: Any = self.create_symintnode(e, hint=None)
-        hint = _hints([size])[0]
-        e = e if e.is_Symbol or e.is_number else e.xreplace(self.defined)
-        if e not in self._by_size:
-            if e.is_Symbol or e.is_number or hint in (0, 1):
+        whole = e if e.is_Symbol or e.is_number else e.xreplace(self.defined)
+        if whole not in self._by_size:
+            plain = whole.is_Symbol or whole.is_number
+            size: Any = self.create_symintnode(whole if plain else e, hint=None)
+            hint = _hints([size])[0]
+            if plain or hint in (0, 1):
                 return size
             symbol = self.create_symbol(hint, ConstantSource(f"size_{len(self.defined)}"), DimDynamic.DYNAMIC)
-            self.defined[symbol] = e
-            self._by_size[e] = cast(torch.SymInt, self.create_symintnode(symbol, hint=hint))
-        return self._by_size[e]
+            self.defined[symbol] = whole
+            self._by_size[whole] = cast(torch.SymInt, self.create_symintnode(symbol, hint=hint))
+        return self._by_size[whole]
 
     def learned(self) -> list[sympy.Expr]:
         """The guards of a run, written out; what they say about the model's symbols is learned on the way."""
@@ -101,6 +102,17 @@ def _two_or_more(e: sympy.Expr) -> bool:
 
 def _is_product(e: sympy.Expr) -> bool:
     return e.is_Symbol or e.is_number or (e.is_Mul and all(a.is_Symbol or a.is_number for a in e.args))
+
+
+def _padded(e: sympy.Expr) -> sympy.Expr:
+    """A size that is padded to a multiple of a number, x + (-x mod k), as that multiple: k * ((x + k - 1) // k)."""
+    for mod in e.args if e.is_Add else ():
+        if isinstance(mod, Mod) and mod.args[1].is_number:
+            x, (more, k) = e - mod, mod.args
+            total = (x + more).replace(Mod, lambda a, b: a - b * FloorDiv(a, b))
+            if sympy.expand(total / k).is_integer:
+                return k * FloorDiv(x + k - 1, k)
+    return e
 
 
 def with_names(func: Any, out: Any) -> Any:

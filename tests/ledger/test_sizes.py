@@ -16,6 +16,7 @@ from floorplan.ledger.fakes import Fakes, Sizes, symbolic_fakes
 from floorplan.ledger.names import Namer
 from floorplan.ledger.run import Run, Step, Watch, run
 from floorplan.ledger.sizes import Sized
+from floorplan.torch_doors import FloorDiv
 
 X = images(4, 3, 12, 10)
 
@@ -69,6 +70,19 @@ def test_a_concatenation_is_as_wide_as_its_parts() -> None:
 def test_a_number_needs_no_name(size: int) -> None:
     env = Sized()
     assert env.named(size) == size and not env.defined and env.learned() == []
+
+
+@pytest.mark.parametrize("k", [2, 7])
+def test_a_size_padded_to_a_multiple_is_that_multiple(k: int) -> None:
+    def windows(m: Any, x: Tensor) -> Any:
+        y = F.pad(m.a(x), (0, 0, 0, (k - x.shape[2] % k) % k))
+        return F.silu(y.view(y.shape[0], y.shape[1], y.shape[2] // k, k, y.shape[3]))
+
+    fakes, _ = symbolic(Lambda(windows, a=same(3, 5)))
+    assert isinstance(fakes.env, Sized)
+    (height,) = fakes.env.defined.values()
+    (x,) = height.free_symbols
+    assert height == FloorDiv(x + k - 1, k)
 
 
 class Dense(nn.Module):
