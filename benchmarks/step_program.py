@@ -41,7 +41,7 @@ from floorplan.step.compile import Schedule, compile_step
 from floorplan.step.timeline import measure, predict, whole_op_bound
 from floorplan.timeline.blocks import StepTimeline
 from floorplan.timeline.run import step_timeline, timeline_of
-from floorplan.trees import model_state
+from floorplan.torch_doors import model_state
 
 RESULTS = ROOT / "benchmarks" / "results" / "step_program.json"
 PAGE = ROOT / "docs" / "step_program.md"

@@ -32,9 +32,9 @@ from floorplan.ledger.run import Step
 from floorplan.methods.catalogue import METHODS, Options, Plan, method
 from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import Source, subject_of
+from floorplan.render import versions
 from floorplan.step.compile import Schedule, compile_step
 from floorplan.step.timeline import measure, predict
-from floorplan.text import versions
 from floorplan.timeline.blocks import StepTimeline, intervals
 from floorplan.timeline.run import step_timeline
 

@@ -108,7 +108,7 @@ def rewritten(model: nn.Module, shape: Shape) -> tuple[fx.GraphModule, dict[str,
 def difference(adapted: nn.Module, source: nn.Module, x: Tensor) -> float:
     """Largest difference of the outputs in eval mode, over the largest output."""
     from floorplan.ledger.differ import relative_error
-    from floorplan.trees import tensors_in
+    from floorplan.torch_doors import tensors_in
 
     with torch.no_grad():
         got, want = (list(tensors_in(m.eval()(x))) for m in (adapted, source))

@@ -1,4 +1,6 @@
-"""What a user sees when something cannot be done: one line, no traceback."""
+"""What a user is told: the errors, and words on one line."""
+
+import re
 
 
 class FloorplanError(Exception):
@@ -19,3 +21,55 @@ class ReadsValues(TraceError):
 
 class PassError(FloorplanError):
     """A pass that broke the graph; names the passes that had already run."""
+
+
+def amount(nbytes: float) -> str:
+    """Bytes for people, MB = 1e6: "84.00 MB", "12.3 kB", "640 B"."""
+    if nbytes >= 999_950:
+        return f"{nbytes / 1e6:,.2f} MB"
+    return f"{nbytes / 1e3:.1f} kB" if nbytes >= 1000 else f"{nbytes:.0f} B"
+
+
+def clean(text: str) -> str:
+    """Text that a terminal or a font can show: no control or formatting characters, no lone surrogates."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def short(value: object) -> str:
+    """A file's own value, made safe to print on one line: containers may hold themselves."""
+    if not isinstance(value, str | int | float | None):
+        return f"a {type(value).__name__}"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def one_line(text: object, limit: int = 240) -> str:
+    """`text` on one line, printable, cut to `limit` characters."""
+    flat = " ".join(str(text).split())
+    flat = "".join(c if c.isprintable() else "?" for c in flat)
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def describe(error: BaseException, limit: int = 240) -> str:
+    """An exception as `Type: message` on one line."""
+    return one_line(f"{type(error).__name__}: {error}".rstrip(": "), limit)
+
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def bytes_of(budget: str | int) -> int:
+    """32MB (1e6), 32MiB (2^20), 33554432."""
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", str(budget))
+    if isinstance(budget, bool) or not found or found[2].lower() not in _UNITS:
+        raise FloorplanError(f"--budget {budget}: not an amount of memory; write 32MB, 32MiB or 33554432")
+    n = int(float(found[1]) * _UNITS[found[2].lower()]) if found[2] or "." in found[1] else int(found[1])
+    if n < 1:
+        raise FloorplanError(f"--budget {budget}: a budget is a positive number of bytes")
+    return n

@@ -5,8 +5,10 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import torch
 from tabulate import tabulate
 
 
@@ -131,3 +133,12 @@ FORMS = {
     "csv": Form("its tables as CSV: plain numbers, a column `table` if there are several", _csv),
     "markdown": Form("it as Markdown", lambda r: "\n".join([f"# {r.heading.format(r)}", "", *_lines(r, "github"), ""])),
 }
+
+
+def versions() -> dict[str, str]:
+    """What the figures were made with."""
+    try:
+        own = version("floorplan-torch")
+    except PackageNotFoundError:
+        own = "source"
+    return {"floorplan": own, "torch": torch.__version__}

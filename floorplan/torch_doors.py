@@ -6,7 +6,7 @@ torch promises none of this to stay; tests/test_torch_doors.py says of each what
 import linecache
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from operator import attrgetter, methodcaller
@@ -34,8 +34,6 @@ from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._sympy.functions import FloorDiv as FloorDiv  # a // b in the size of a fake
 from torch.utils._sympy.functions import Mod as Mod  # a % b there
-
-from floorplan.errors import FloorplanError
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # pack and unpack of a saved tensor
 
@@ -249,10 +247,37 @@ def other_lstm(run: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
-def _changed(what: str) -> FloorplanError:
-    return FloorplanError(f"torch {torch.__version__}: {what} cannot be replaced as in 2.13 and 2.14; use one of these")
+def _changed(what: str) -> RuntimeError:
+    return RuntimeError(f"torch {torch.__version__}: {what} cannot be replaced as in 2.13 and 2.14; use one of these")
 
 
 def show_source(name: str, text: str) -> None:
     """Let tracebacks and debuggers show the lines of code that was compiled under a name that is no file."""
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+
+
+# --- tensors in containers
+
+
+def bytes_of_tensors(ts: Sequence[Tensor]) -> int:
+    once = {id(t): t.numel() * t.element_size() for t in ts}
+    return sum(once.values())
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Every tensor in nested containers (dataclass outputs too)."""
+    for leaf in tree_iter(tree):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dataclass_fields__"):
+            yield from tensors_in(dict(vars(leaf)))
+
+
+def arguments(inputs: Any) -> tuple[Any, ...]:
+    """What a user gave for a forward, its arguments or its only one, as arguments."""
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+
+
+def model_state(model: nn.Module) -> list[Tensor]:
+    """Parameters and buffers."""
+    return [*model.parameters(), *model.buffers()]

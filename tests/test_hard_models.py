@@ -15,7 +15,7 @@ from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.figures import Figures, figures, measure
 from floorplan.ledger.report import CheckReport
 from floorplan.ledger.run import Step, Watch, run
-from floorplan.trees import tensors_in
+from floorplan.torch_doors import tensors_in
 
 BROKEN = ("in-place-add-after-relu", "branch-on-values")
 SOUND = [n for n in HARD if n not in BROKEN]

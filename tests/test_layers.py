@@ -8,7 +8,7 @@ from rooms import FACE, GROUND, ROOT, sources
 
 MAY: dict[str, set[str]] = {
     "cost_models": set(),
-    "layers": {"cost_models"},
+    "layers": set(),
     "graph": {"layers"},
     "store": {"layers"},
     "passes": {"layers", "graph"},

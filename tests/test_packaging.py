@@ -59,7 +59,6 @@ def test_requests_are_values() -> None:
 
 ELSEWHERE = {
     "floorplan/__main__.py": "run as a module by tests/cli/test_main.py",
-    "floorplan/errors.py": "classes without code",
     "floorplan/before": "old names of what moved: files written before load in tests/store/test_before.py",
 }
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 from expecttest import assert_expected_inline
 
-from floorplan.render import FORMS, Block, Cell, Report, Table, difference, nbytes, render
+from floorplan.render import FORMS, Block, Cell, Report, Table, difference, nbytes, render, versions
 
 
 @dataclass(frozen=True)
@@ -113,3 +114,7 @@ def test_differences_are_predicted_less_measured() -> None:
 
     assert difference(Two(5, 1), Two(3, 2)) == {"a": 2, "b": -1}
     assert difference(Two(5, 1), None) is None and difference(None, Two(5, 1)) is None
+
+
+def test_versions() -> None:
+    assert versions()["torch"] == torch.__version__ and versions().keys() == {"floorplan", "torch"}

@@ -6,6 +6,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,6 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from floorplan import torch_doors as doors
-from floorplan.errors import FloorplanError
 from tests.test_layers import ROOT
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -409,7 +409,7 @@ def test_lstm_is_replaced_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with doors.other_lstm(run):  # a user's own
         assert lstm(x) is x
     monkeypatch.setattr(nn.LSTM.forward, "__module__", nn.LSTM.__module__)
-    with pytest.raises(FloorplanError, match=r"^torch 2\.\d+.*: nn.LSTM's function cannot be replaced"):
+    with pytest.raises(RuntimeError, match=r"^torch 2\.\d+.*: nn.LSTM's function cannot be replaced"):
         with doors.other_lstm(run):
             pass
 
@@ -418,7 +418,7 @@ def test_a_kernel_that_does_not_take_is_an_error(monkeypatch: pytest.MonkeyPatch
     op = torch.ops.aten.upsample_nearest2d.vec
     before = dict(op.py_kernels)
     monkeypatch.setattr(type(op), "_get_dispatch", lambda self, key: key)
-    with pytest.raises(FloorplanError, match=r"a Python kernel of aten.upsample_nearest2d.vec cannot be replaced"):
+    with pytest.raises(RuntimeError, match=r"a Python kernel of aten.upsample_nearest2d.vec cannot be replaced"):
         with doors.other_kernels({op: lambda *args: None}):
             pass
     assert dict(op.py_kernels) == before
@@ -528,3 +528,39 @@ def test_each_door_has_a_test() -> None:
     made |= {n.target.id for n in tree.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
     opened = {n.attr for n in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(n, ast.Attribute)}
     assert {m for m in made if not m.startswith("_")} - {"Hooks"} <= opened
+
+
+# --- tensors in containers
+
+
+def test_bytes_count_a_tensor_once() -> None:
+    a, b = torch.zeros(3), torch.zeros(2, dtype=torch.float64)
+    assert doors.bytes_of_tensors([a, b, a]) == 12 + 16 and doors.bytes_of_tensors([]) == 0
+    assert doors.bytes_of_tensors([a, a[:1]]) == 16  # a view is a tensor of its own
+
+
+def test_arguments_of_a_forward() -> None:
+    a, b = torch.zeros(1), torch.zeros(2)
+    assert doors.arguments(a) == (a,) and doors.arguments({"a": a}) == ({"a": a},)
+    assert doors.arguments([a, b]) == doors.arguments((a, b)) == (a, b)
+
+
+def test_a_storage_has_one_key() -> None:
+    a = torch.zeros(4)
+    assert doors.storage_key(a) == doors.storage_key(a.view(2, 2)) != doors.storage_key(a.clone())
+
+
+def test_state_is_parameters_and_buffers() -> None:
+    norm = nn.BatchNorm2d(3)
+    assert {id(t) for t in doors.model_state(norm)} == {id(t) for t in (*norm.parameters(), *norm.buffers())}
+
+
+def test_tensors_in_any_container() -> None:
+    @dataclass
+    class Output:
+        logits: Tensor
+        hidden: tuple[Tensor, ...]
+        name: str = "x"
+
+    a, b, c = (torch.zeros(n) for n in (1, 2, 3))
+    assert list(map(len, doors.tensors_in({"out": [Output(a, (b,)), None, 3], "more": c}))) == [1, 2, 3]

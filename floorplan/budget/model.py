@@ -25,7 +25,7 @@ from floorplan.methods.subject import Subject
 from floorplan.step.studied import studied
 from floorplan.timeline.blocks import StepTimeline
 from floorplan.timeline.run import step_timeline
-from floorplan.trees import bytes_of_tensors, model_state, tensors_in
+from floorplan.torch_doors import bytes_of_tensors, model_state, tensors_in
 
 
 @dataclass(frozen=True)

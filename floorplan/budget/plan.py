@@ -20,7 +20,7 @@ from floorplan.budget.model import Model, Reference, Setting, model_at, referenc
 from floorplan.budget.net import Costed
 from floorplan.budget.report import PlanReport, PlanRow
 from floorplan.budget.search import exact, fastest, largest, one_more_than, schedules, smallest, uncut
-from floorplan.errors import FloorplanError
+from floorplan.errors import FloorplanError, bytes_of
 from floorplan.layers.adapter import adapter_rank
 from floorplan.ledger.inputs import filled
 from floorplan.ledger.losses import loss_named
@@ -28,8 +28,7 @@ from floorplan.methods.catalogue import Options, Plan, plans_of
 from floorplan.methods.rewrite import adapted, traced_source
 from floorplan.methods.subject import Shapes, Source, subject_of
 from floorplan.step.timeline import measure
-from floorplan.text import bytes_of
-from floorplan.trees import model_state
+from floorplan.torch_doors import model_state
 
 CALIBRATION = 1.5  # seconds
 SHOWN = 12  # rows of the Pareto table

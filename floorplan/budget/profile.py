@@ -25,7 +25,7 @@ from floorplan.ledger.storage import StorageTracker
 from floorplan.step.compile import Step
 from floorplan.step.runner import Runner
 from floorplan.step.studied import Studied
-from floorplan.trees import model_state, storage_key
+from floorplan.torch_doors import model_state, storage_key
 
 Window = tuple[int, int]
 FITTED = (8, 16)  # samples: multiples of 8, where packed masks fill whole bytes

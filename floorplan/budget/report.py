@@ -6,10 +6,9 @@ from typing import Any
 
 from torch import fx
 
-from floorplan.render import Block, Cell, Report, Table
+from floorplan.render import Block, Cell, Report, Table, versions
 from floorplan.step.compile import Schedule, Step
 from floorplan.step.schedule import SCHEMA
-from floorplan.text import versions
 from floorplan.timeline.blocks import StepTimeline
 
 

@@ -14,7 +14,7 @@ from floorplan.cli import gate
 from floorplan.cli import options as opt
 from floorplan.cli.options import busy, spelled_out
 from floorplan.cli.plan import BUDGET, plan
-from floorplan.errors import FloorplanError
+from floorplan.errors import FloorplanError, bytes_of
 from floorplan.files import ensure_drawable, ensure_writable
 from floorplan.ledger import sarif
 from floorplan.ledger import why as explain
@@ -24,7 +24,6 @@ from floorplan.methods.compare import compared
 from floorplan.methods.merge_file import merge_file
 from floorplan.methods.subject import Source
 from floorplan.render import FORMS
-from floorplan.text import bytes_of
 
 Bits = Annotated[
     int | None,

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.geometry import Geometry, conv, geometry_of, pad
 from floorplan.layers.layer import Adapter, PlainConv
+from floorplan.layers.macs import Macs
 from floorplan.torch_doors import parameters_of
 
 

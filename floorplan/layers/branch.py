@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.geometry import Geometry, conv, frozen_conv, pad
 from floorplan.layers.layer import Adapter
+from floorplan.layers.macs import Macs
 
 
 class RankBranch(Adapter):

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.adapter import ConvAdapter, as_conv_starts
 from floorplan.layers.geometry import conv, input_grad, pad
+from floorplan.layers.macs import Macs
 from floorplan.torch_doors import applied
 
 

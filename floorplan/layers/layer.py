@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.geometry import Geometry
+from floorplan.layers.macs import Macs
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.activations import Gate
 from floorplan.layers.adapter import as_conv_starts
 from floorplan.layers.bits import _between
 from floorplan.layers.geometry import Geometry, frozen_conv
 from floorplan.layers.layer import Adapter, Layer, PlainConv
+from floorplan.layers.macs import Macs
 from floorplan.layers.paper import PaperSite, Published
 from floorplan.torch_doors import applied
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.adapter import ConvAdapter, as_conv_starts
 from floorplan.layers.geometry import Geometry, conv, conv1x1, pad
+from floorplan.layers.macs import Macs
 
 
 class _Lora(ConvAdapter):

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from floorplan.cost_models import levels as fit_levels
-from floorplan.cost_models.levels import Floats
+from floorplan.layers import levels as fit_levels
 from floorplan.layers.activations import ACTIVATIONS, NAMED, options_of, record_of
 from floorplan.layers.bits import (
     CPU_SEGMENT,
@@ -35,6 +34,7 @@ from floorplan.layers.bits import (
     source_and_target,
 )
 from floorplan.layers.layer import Layer
+from floorplan.layers.levels import Floats
 from floorplan.torch_doors import applied
 
 FITS = ("normal", "minimax")

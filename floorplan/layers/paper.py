@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.activations import Gate, act_config, act_of, gate_of
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
 from floorplan.layers.geometry import Geometry, conv, conv1x1, conv_weight_grad, input_grad, pad
 from floorplan.layers.layer import Adapter, PlainConv, PlainNorm
 from floorplan.layers.lowrank import times
+from floorplan.layers.macs import Macs
 from floorplan.torch_doors import applied
 
 

@@ -19,8 +19,7 @@ from torch import Tensor
 from floorplan.errors import FloorplanError
 from floorplan.layers.layer import Layer
 from floorplan.layers.targets import ATTRIBUTES, function_named, methods
-from floorplan.torch_doors import saved_hooks, tree_iter, tree_map, version_of
-from floorplan.trees import storage_key, tensors_in
+from floorplan.torch_doors import saved_hooks, storage_key, tensors_in, tree_iter, tree_map, version_of
 
 
 class Kept:

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapters
 from floorplan.layers.lowrank import project_grad
-from floorplan.torch_doors import BatchNormNd, NormBase
-from floorplan.trees import tensors_in
+from floorplan.torch_doors import BatchNormNd, NormBase, tensors_in
 
 
 def replayed(model: nn.Module) -> list[Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from floorplan.cost_models.levels import Floats
+from floorplan.layers.levels import Floats
 
 Derivative = Callable[[Floats], Floats]
 Known = tuple[Derivative, float, tuple[float, ...]]  # how far from 0 it still changes, and where it may jump

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from floorplan.errors import FloorplanError, LoadError
-from floorplan.text import short
+from floorplan.errors import FloorplanError, LoadError, short
 from floorplan.torch_doors import OPS, op_names
 
 Target = Callable[..., Any]

@@ -18,7 +18,7 @@ from floorplan.ledger.figures import Figures, figures, measure
 from floorplan.ledger.run import Run, Step, Watch, observe, run
 from floorplan.ledger.sides import try_other_sides
 from floorplan.ledger.sizes import TOO_LONG
-from floorplan.trees import model_state, tensors_in
+from floorplan.torch_doors import model_state, tensors_in
 
 HOOKS = Watch(hooks=True)
 

@@ -25,8 +25,7 @@ from floorplan.layers.adapter import adapters
 from floorplan.layers.layer import Adapter
 from floorplan.ledger.kernels import quiet_fakes
 from floorplan.ledger.sizes import Sized
-from floorplan.torch_doors import ConstantSource, ConvNd, FakeTensorMode, directly, tree_map
-from floorplan.trees import storage_key
+from floorplan.torch_doors import ConstantSource, ConvNd, FakeTensorMode, directly, storage_key, tree_map
 
 DUCK, STATIC, DYNAMIC = DimDynamic.DUCK, DimDynamic.STATIC, DimDynamic.DYNAMIC
 AXES = {1: ("T0",), 2: ("H0", "W0"), 3: ("D0", "H0", "W0")}

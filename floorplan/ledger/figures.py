@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from floorplan.cost_models import memory
 from floorplan.ledger.recorder import Saved
 from floorplan.ledger.run import Run, Step, Watch, run
-from floorplan.trees import arguments, bytes_of_tensors, tensors_in
+from floorplan.torch_doors import arguments, bytes_of_tensors, tensors_in
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from floorplan.errors import FloorplanError
 from floorplan.layers.layer import Adapter
 from floorplan.ledger.fakes import concrete_fakes
-from floorplan.torch_doors import ConvNd, tree_map, wants_values
-from floorplan.trees import tensors_in
+from floorplan.torch_doors import ConvNd, tensors_in, tree_map, wants_values
 
 POSITIONS: dict[int, tuple[tuple[int, ...], ...]] = {
     1: tuple((n,) for n in (128, 60, 64, 100, 200, 256, 300, 500, 512, 1000, 1024, 4096, 16000)),

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.ledger.fakes import concrete_fakes
-from floorplan.torch_doors import FakeTensor
-from floorplan.trees import tensors_in
+from floorplan.torch_doors import FakeTensor, tensors_in
 
 Loss = Callable[[Any, Any], Tensor]  # (what the model returns, target) -> scalar
 

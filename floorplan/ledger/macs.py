@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
-from floorplan.cost_models.paper_macs import Macs
 from floorplan.layers.adapter import adapters
 from floorplan.layers.geometry import CONVS, TRANSPOSED
 from floorplan.layers.layer import Layer
+from floorplan.layers.macs import Macs
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.run import Step, Watch, run
 from floorplan.ledger.storage import StorageTracker
-from floorplan.torch_doors import TorchDispatchMode
-from floorplan.trees import tensors_in
+from floorplan.torch_doors import TorchDispatchMode, tensors_in
 
 
 def layers_of(gm: nn.Module, inputs: Sequence[Any]) -> list[Macs]:

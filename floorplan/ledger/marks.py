@@ -13,8 +13,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from floorplan.ledger.storage import StorageTracker
-from floorplan.torch_doors import number_of, saved_names
-from floorplan.trees import storage_key, tensors_in
+from floorplan.torch_doors import number_of, saved_names, storage_key, tensors_in
 
 
 def marked(gm: fx.GraphModule, enter: Callable[[str], Any]) -> fx.GraphModule:

@@ -6,8 +6,7 @@ from typing import Any
 import sympy
 
 from floorplan.ledger.fakes import Fakes
-from floorplan.torch_doors import FloorDiv
-from floorplan.trees import tensors_in
+from floorplan.torch_doors import FloorDiv, tensors_in
 
 _POSITION = "DHWT"
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from floorplan.ledger.storage import Life, StorageTracker
-from floorplan.torch_doors import saving, version_of
-from floorplan.trees import storage_key
+from floorplan.torch_doors import saving, storage_key, version_of
 
 
 @dataclass(frozen=True)

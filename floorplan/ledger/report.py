@@ -9,8 +9,7 @@ from floorplan.graph.driver import Site
 from floorplan.ledger.criterion import AT_FLOOR, UNPROVEN, Entry, Proof
 from floorplan.ledger.figures import Figures
 from floorplan.ledger.pillars import PILLARS, WHY
-from floorplan.render import Cell, Report, Table, difference, nbytes
-from floorplan.text import versions
+from floorplan.render import Cell, Report, Table, difference, nbytes, versions
 
 LABELS = {
     "saved": "saved (distinct storages)",

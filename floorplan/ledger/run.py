@@ -27,8 +27,7 @@ from floorplan.ledger.marks import keepers_of, marked
 from floorplan.ledger.recorder import Recorder, Saved
 from floorplan.ledger.recurrent import fused_lstm
 from floorplan.ledger.storage import StorageTracker, Timeline
-from floorplan.torch_doors import wants_values
-from floorplan.trees import model_state, storage_key, tensors_in
+from floorplan.torch_doors import model_state, storage_key, tensors_in, wants_values
 
 After = Callable[[nn.Module, StorageTracker], list[Tensor]]  # ends a step; its results stand apart from it
 Drive = Callable[[nn.Module, tuple[Any, ...], StorageTracker], Any]  # a whole step in its own way

@@ -4,7 +4,7 @@ from typing import Any
 
 from floorplan.ledger.criterion import Entry
 from floorplan.ledger.report import CheckReport, shape_text
-from floorplan.text import versions
+from floorplan.render import versions
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 

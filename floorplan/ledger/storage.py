@@ -15,8 +15,15 @@ import torch
 from torch import Tensor
 
 from floorplan.ledger.kernels import as_really_run
-from floorplan.torch_doors import READ_NUMBER, FakeTensor, TorchDispatchMode, next_number, running_number, tree_iter
-from floorplan.trees import storage_key
+from floorplan.torch_doors import (
+    READ_NUMBER,
+    FakeTensor,
+    TorchDispatchMode,
+    next_number,
+    running_number,
+    storage_key,
+    tree_iter,
+)
 
 READ_DEVICE = torch.ops.prim.device.default  # .device of a fake
 

@@ -8,8 +8,7 @@ from floorplan.errors import FloorplanError
 from floorplan.ledger.criterion import Entry
 from floorplan.ledger.pillars import WHY
 from floorplan.ledger.report import CheckReport, entry_json, shape_text, tensor_table
-from floorplan.render import Block, Report, Table
-from floorplan.text import versions
+from floorplan.render import Block, Report, Table, versions
 
 OWNERS = {"kept": "kept for the backward", "state": "a reference to model state", "input": "the caller's input"}
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.graph.untouched import in_mode
-from floorplan.torch_doors import BatchNormNd
-from floorplan.trees import arguments
+from floorplan.torch_doors import BatchNormNd, arguments
 
 MOMENTUM = 0.1
 HOW = ("ema", "reset")

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from floorplan import passes
-from floorplan.errors import FloorplanError
+from floorplan.errors import FloorplanError, describe
 from floorplan.graph.driver import Pass
 from floorplan.passes import canonicalize, pack_gates
 from floorplan.passes.insert_adapter import lora
@@ -23,7 +23,6 @@ from floorplan.passes.insert_memflora import memflora
 from floorplan.passes.insert_paper import paper
 from floorplan.passes.insert_tinytl import tinytl
 from floorplan.passes.set_trainable import trainable
-from floorplan.text import describe
 
 
 @dataclass(frozen=True)

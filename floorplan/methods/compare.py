@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import fx, nn
 
-from floorplan.cost_models import paper_macs as formulas
-from floorplan.errors import FloorplanError
+from floorplan.errors import FloorplanError, describe
 from floorplan.graph.trace import Traced
+from floorplan.layers import macs as formulas
 from floorplan.ledger.inputs import filled
 from floorplan.ledger.losses import LOSSES, loss_named, target_for
 from floorplan.ledger.macs import layers_of, merges_of, own_macs
@@ -18,9 +18,8 @@ from floorplan.ledger.step_figures import StepFigures, step_figures
 from floorplan.methods.catalogue import METHODS, Options, Plan, method, plans_of
 from floorplan.methods.rewrite import adapted, traced_source
 from floorplan.methods.subject import Shapes, Source, Subject, subject_of
-from floorplan.render import Report, Table, difference
-from floorplan.text import describe, versions
-from floorplan.trees import bytes_of_tensors
+from floorplan.render import Report, Table, difference, versions
+from floorplan.torch_doors import bytes_of_tensors
 
 COLUMNS = {
     "saved": "saved",

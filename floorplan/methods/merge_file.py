@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from floorplan.errors import FloorplanError
+from floorplan.errors import FloorplanError, first_line
 from floorplan.files import ensure_writable, whole
 from floorplan.layers.adapter import adapters
 from floorplan.layers.fused import FusedConv
@@ -29,7 +29,6 @@ from floorplan.methods.subject import Source, loaded, read_adapted, subject_of
 from floorplan.methods.verify import runs_in_double, same_outputs, to_double
 from floorplan.store.artifact import save_artifact
 from floorplan.store.modules import packages_of
-from floorplan.text import first_line
 from floorplan.torch_doors import tensors_of
 
 

@@ -7,8 +7,7 @@ from typing import Any
 from floorplan.graph.driver import Site
 from floorplan.ledger.pillars import PILLARS
 from floorplan.ledger.report import LABELS, CheckReport, shape_text
-from floorplan.render import Cell, Report, Table
-from floorplan.text import versions
+from floorplan.render import Cell, Report, Table, versions
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from floorplan.errors import FloorplanError, LoadError, ReadsValues
+from floorplan.errors import FloorplanError, LoadError, ReadsValues, first_line
 from floorplan.ledger.inputs import infer_shape, make_inputs
 from floorplan.ledger.run import Step, run
 from floorplan.store.artifact import load_artifact
 from floorplan.store.load import Loaded, load_model
-from floorplan.text import first_line
-from floorplan.torch_doors import tree_iter
-from floorplan.trees import arguments
+from floorplan.torch_doors import arguments, tree_iter
 
 Shapes = Sequence[Sequence[int]]
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, fx, nn
 
-from floorplan.errors import FloorplanError
+from floorplan.errors import FloorplanError, describe
 from floorplan.files import ensure_writable, whole
 from floorplan.layers.adapter import adapter_rank
 from floorplan.layers.replay import Replay
@@ -28,9 +28,7 @@ from floorplan.methods.calibrate import calibrate as adabn
 from floorplan.methods.catalogue import Options, Plan, method, recorded
 from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import Subject
-from floorplan.text import describe
-from floorplan.torch_doors import NormBase
-from floorplan.trees import arguments
+from floorplan.torch_doors import NormBase, arguments
 
 Batch = tuple[Any, Any]  # (the forward's input or inputs, target)
 

@@ -16,8 +16,7 @@ from floorplan.layers.adapter import adapters, zero_factors
 from floorplan.layers.layer import Adapter
 from floorplan.ledger.differ import relative_error, size_of
 from floorplan.ledger.run import Step, Watch, observe
-from floorplan.torch_doors import tree_map
-from floorplan.trees import tensors_in
+from floorplan.torch_doors import tensors_in, tree_map
 
 FLOAT64 = 1e-12
 

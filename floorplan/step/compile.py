@@ -30,8 +30,7 @@ from floorplan.step.program import Builder
 from floorplan.step.schedule import Schedule, options_in, read_plan, schedule_in
 from floorplan.step.source import source_of
 from floorplan.step.studied import Studied, studied
-from floorplan.torch_doors import show_source
-from floorplan.trees import arguments, model_state, tensors_in
+from floorplan.torch_doors import arguments, model_state, show_source, tensors_in
 
 LAYOUTS = ("auto", "contiguous", "channels_last")
 

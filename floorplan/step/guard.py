@@ -19,8 +19,7 @@ from floorplan.ledger.losses import COUNTED, Loss
 from floorplan.step.program import Program
 from floorplan.step.runner import sliced
 from floorplan.step.schedule import Schedule
-from floorplan.torch_doors import BatchNormNd, has_gradient_hook, hooks_of, tree_map
-from floorplan.trees import tensors_in
+from floorplan.torch_doors import BatchNormNd, has_gradient_hook, hooks_of, tensors_in, tree_map
 
 TRIED = 1 << 20  # elements of an output that a loss is tried on; of larger ones, four samples
 SAMPLES = 4

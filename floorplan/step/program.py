@@ -20,7 +20,7 @@ from floorplan.step.rules import Context
 from floorplan.step.schedule import WHOLE, Schedule
 from floorplan.step.stream_rules import Triple, stream_backward, stream_forward, triple, wide
 from floorplan.step.studied import Studied
-from floorplan.trees import tensors_in
+from floorplan.torch_doors import tensors_in
 
 
 @dataclass(frozen=True)

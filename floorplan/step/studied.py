@@ -10,7 +10,7 @@ from torch import fx
 
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.step.rules import Rule, rule_of
-from floorplan.trees import tensors_in
+from floorplan.torch_doors import tensors_in
 
 
 def ordered(gm: fx.GraphModule) -> list[fx.Node]:

@@ -11,7 +11,7 @@ from floorplan.ledger.storage import StorageTracker
 from floorplan.step.compile import Step
 from floorplan.timeline.blocks import Block, StepTimeline
 from floorplan.timeline.run import apart, timeline_of
-from floorplan.trees import bytes_of_tensors, model_state
+from floorplan.torch_doors import bytes_of_tensors, model_state
 
 
 def predict(step: Step, inputs: Sequence[Any], target: Tensor) -> StepTimeline:

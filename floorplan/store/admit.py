@@ -21,10 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from floorplan.errors import LoadError
+from floorplan.errors import LoadError, describe
 from floorplan.layers.activations import ACTIVATIONS
 from floorplan.store.recognize import load_error
-from floorplan.text import describe
 
 ADMITTED = tuple(
     """torch.nn.modules torch.nn.parallel.data_parallel torchvision.models torchvision.ops torchvision.transforms

@@ -19,14 +19,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from floorplan.errors import FloorplanError, LoadError
+from floorplan.errors import FloorplanError, LoadError, first_line, short
 from floorplan.files import whole
 from floorplan.store.admit import check_allowed
 from floorplan.store.graphs import Reader, decode_graph, encode_graph, require, safe_path
 from floorplan.store.modules import build, class_name, encode_module, packages_of, refuse_code
 from floorplan.store.recognize import damaged_record
 from floorplan.store.tensors import decode_tensors, encode_tensors, is_container, module_at, tensor_at
-from floorplan.text import first_line, short
 
 FORMAT = "floorplan.adapted/1"
 _KEYS = {"format", "graph", "modules", "state", "kinds", "tied", "requires_grad", "meta"}

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from floorplan.errors import FloorplanError, LoadError
+from floorplan.errors import FloorplanError, LoadError, short
 from floorplan.layers.targets import ATTRIBUTES, function_named, methods, name_of
-from floorplan.text import short
 from floorplan.torch_doors import calls_plainly
 
 _SCALARS = (type(None), bool, int, float, str)

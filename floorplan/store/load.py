@@ -19,12 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from floorplan.errors import LoadError
+from floorplan.errors import LoadError, describe
 from floorplan.store.admit import SCRIPT, check_allowed, import_path
 from floorplan.store.recognize import REFUSED, SAFETENSORS, TAR, damaged_record, load_error, open_file, recognize
 from floorplan.store.unpickle import read
 from floorplan.store.weights import NESTED, copy_weights, is_state_dict
-from floorplan.text import describe
 from floorplan.torch_doors import children_of, eager_of
 
 ADAPTED = "floorplan.adapted/1"

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from floorplan import layers
-from floorplan.errors import FloorplanError, LoadError
+from floorplan.errors import FloorplanError, LoadError, first_line, short
 from floorplan.layers.layer import Layer
 from floorplan.store.admit import SCRIPT, admit, is_module_class, is_under
 from floorplan.store.graphs import Reader, encode_value, require
 from floorplan.store.tensors import registered_as
-from floorplan.text import first_line, short
 from floorplan.torch_doors import hooks_of, tensors_of
 
 # Containers, modules that hold callables, and modules whose arguments leave no attributes.

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from floorplan.errors import LoadError
-from floorplan.text import describe, one_line
+from floorplan.errors import LoadError, describe, one_line
 
 ZIP, LEGACY, TAR, SAFETENSORS, REFUSED = "zip", "legacy", "tar", "safetensors", "refused"
 

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from floorplan.errors import FloorplanError
+from floorplan.errors import FloorplanError, short
 from floorplan.store.graphs import require, safe_path
-from floorplan.text import short
 from floorplan.torch_doors import children_of, has_gradient_hook, parameters_of, tensors_of, transient_of
 
 _KINDS = ("parameter", "buffer", "transient", "constant")

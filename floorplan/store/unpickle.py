@@ -17,11 +17,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
-from floorplan.errors import LoadError
+from floorplan.errors import LoadError, describe
 from floorplan.store.admit import admit, import_path, is_module_class, is_plain, modern
 from floorplan.store.legacy import without_module_records
 from floorplan.store.recognize import LEGACY, load_error
-from floorplan.text import describe
 from floorplan.torch_doors import COMPILED_CALL, STORES, has_gradient_hook
 
 _OPCODES_LEFT_OUT = {"STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4", "NEWOBJ_EX"}

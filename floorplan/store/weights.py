@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from floorplan.errors import LoadError
+from floorplan.errors import LoadError, describe
 from floorplan.store.recognize import load_error
-from floorplan.text import describe
 
 # Where training scripts put a model or its state_dict inside a checkpoint, likeliest first.
 NESTED = ("state_dict", "model", "model_state_dict", "net")

@@ -15,7 +15,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from floorplan.text import amount
+from floorplan.errors import amount
 from floorplan.timeline.bands import (
     Band,
     Layouts,

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from floorplan.errors import amount, clean
 from floorplan.files import ensure_drawable, save_figure
-from floorplan.text import amount, clean
 from floorplan.timeline.bands import Band, Layouts, band_of, extent, lasts, layouts_of, live_by_band, phases, used_bands
 from floorplan.timeline.blocks import Block, StepTimeline
 

@@ -10,8 +10,7 @@ from textwrap import wrap
 
 from tabulate import tabulate
 
-from floorplan.errors import FloorplanError
-from floorplan.text import amount, clean
+from floorplan.errors import FloorplanError, amount, clean
 from floorplan.timeline.bands import band_of, moment, phases
 from floorplan.timeline.blocks import StepTimeline
 

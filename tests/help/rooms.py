@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-GROUND = {"errors", "files", "render", "text", "torch_doors", "trees"}
+GROUND = {"errors", "files", "render", "torch_doors"}
 FACE = {"", "__main__", "api", "testing"}  # what a user imports, under short names
 
 

@@ -12,7 +12,7 @@ from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import Source, subject_of
 from floorplan.methods.verify import randomize_adapters
 from floorplan.step.compile import Schedule, Step, compile_step
-from floorplan.trees import tensors_in
+from floorplan.torch_doors import tensors_in
 
 
 def graph_of(model: nn.Module, x: Any, rank: int = 2, sites: str = "all", train_head: bool = False) -> fx.GraphModule:

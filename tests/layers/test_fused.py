@@ -16,11 +16,11 @@ from saves import drawn
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from floorplan.cost_models.paper_macs import Macs
 from floorplan.graph.fold import to_affine, to_site
 from floorplan.layers.fused import ChannelAffine, FusedConv
 from floorplan.layers.geometry import geometry_of
 from floorplan.layers.lowrank import PROJECTIONS, merge, project
+from floorplan.layers.macs import Macs
 from floorplan.ledger.fakes import concrete_fakes
 
 RANK = 2

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.layers.promises import Forgetful, Keep, Promise, Promised
-from floorplan.trees import storage_key
+from floorplan.torch_doors import storage_key
 
 
 def chain(conv: nn.Module, x: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import floorplan
-from floorplan.cost_models.paper_macs import Macs
 from floorplan.graph.trace import trace
+from floorplan.layers.macs import Macs
 from floorplan.ledger.losses import LOSSES
 from floorplan.ledger.macs import layers_of, merges_of, own_macs
 from floorplan.ledger.run import Step

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from floorplan.ledger.storage import Life, StorageTracker, Timeline
-from floorplan.trees import model_state, storage_key, tensors_in
+from floorplan.torch_doors import model_state, storage_key, tensors_in
 
 
 def life(born: int, died: int | None, nbytes: int) -> Life:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from floorplan.errors import LoadError
+from floorplan.errors import LoadError, one_line
 from floorplan.store.recognize import (
     LEGACY,
     REFUSED,
@@ -25,7 +25,6 @@ from floorplan.store.recognize import (
     open_file,
     recognize,
 )
-from floorplan.text import one_line
 
 
 def told(data: bytes, name: str = "model.pt") -> Recognized:

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from timelines import recorded, step, timelines
 
-from floorplan.errors import FloorplanError
+from floorplan.errors import FloorplanError, amount, clean
 from floorplan.ledger.pillars import PILLARS
-from floorplan.text import amount, clean
 from floorplan.timeline.bands import BANDS, band_of, extent, lasts, live_by_band, moment, phases, used_bands
 from floorplan.timeline.blocks import DIRECTIONS, Block, StepTimeline
 

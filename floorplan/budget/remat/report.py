@@ -18,9 +18,8 @@ from floorplan.methods.catalogue import Options, Plan, recorded
 from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import DEFAULT_BATCH, Shapes, Source, subject_of
 from floorplan.passes.lossy_activations import approximate
-from floorplan.render import Cell, Report, Table, nbytes
-from floorplan.text import versions
-from floorplan.trees import bytes_of_tensors, model_state, tensors_in
+from floorplan.render import Cell, Report, Table, nbytes, versions
+from floorplan.torch_doors import bytes_of_tensors, model_state, tensors_in
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,15 @@ from floorplan.layers.layer import Layer
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.kernels import as_really_run, quiet_fakes
 from floorplan.ledger.recurrent import fused_lstm
-from floorplan.torch_doors import TorchDispatchMode, schema_of, tree_iter, tree_map
-from floorplan.trees import model_state, storage_key, tensors_in
+from floorplan.torch_doors import (
+    TorchDispatchMode,
+    model_state,
+    schema_of,
+    storage_key,
+    tensors_in,
+    tree_iter,
+    tree_map,
+)
 
 _STATISTICS = "batch_norm"  # native, cudnn and miopen kernels write running statistics and do not say so
 

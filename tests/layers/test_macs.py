@@ -1,7 +1,7 @@
 """Multiply-adds of a step by the paper's convention, by hand."""
 
-from floorplan.cost_models import paper_macs as formulas
-from floorplan.cost_models.paper_macs import Macs
+from floorplan.layers import macs as formulas
+from floorplan.layers.macs import Macs
 
 
 def test_the_formula_of_a_step() -> None:

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from floorplan.cost_models.levels import largest_error, least_squares, minimax
+from floorplan.layers.levels import largest_error, least_squares, minimax
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -1,10 +1,8 @@
 """Words: lines cut to size, amounts, what a terminal can show."""
 
 import pytest
-import torch
 
-from floorplan.errors import FloorplanError
-from floorplan.text import amount, bytes_of, clean, describe, first_line, one_line, short, versions
+from floorplan.errors import FloorplanError, amount, bytes_of, clean, describe, first_line, one_line, short
 
 
 @pytest.mark.parametrize(
@@ -33,10 +31,6 @@ def test_errors_on_one_line() -> None:
     assert first_line(ValueError("\n one\ntwo")) == "one" and first_line(KeyError()) == "KeyError"
     assert len(first_line(ValueError("x" * 300))) == 200
     assert describe(ValueError("a\nb")) == "ValueError: a b" and describe(KeyError()) == "KeyError"
-
-
-def test_versions() -> None:
-    assert versions()["torch"] == torch.__version__ and versions().keys() == {"floorplan", "torch"}
 
 
 def test_budgets_are_read() -> None:
