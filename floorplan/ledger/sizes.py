@@ -75,17 +75,17 @@ class Sized(SymbolEnv):
 
     def learned(self) -> list[sympy.Expr]:
         """The guards of a run, written out; what they say about the model's symbols is learned on the way."""
-        names = self.defined.keys()
-        found = []
-        for e in [*(g.expr for g in self.guards), *(s >= 2 for s in names)]:
+        names, found = self.defined.keys(), []
+        for e in (g.expr for g in self.guards):
             if e.free_symbols & names:
                 e = self.written_out(e)
                 if isinstance(e, sympy.Eq):
                     self._learn(e)
-                elif _two_or_more(e) or self.decided(e):
+                elif isinstance(e, sympy.Ge) and e.args[1] == 2 and _two_or_more(e.args[0]) or self.decided(e):
                     continue
             found.append(e)
-        return found
+        asked = [e >= 2 for e in map(self.written_out, names) if not _two_or_more(e)]
+        return [*found, *(e for e in asked if not self.decided(e))]
 
     def _learn(self, e: sympy.Eq) -> None:
         """A width that is a sum of others is written as the sum from now on."""
@@ -95,9 +95,8 @@ class Sized(SymbolEnv):
 
 
 def _two_or_more(e: sympy.Expr) -> bool:
-    """Whether this says of a sum of the model's sizes, each 1 or more, that it is 2 or more."""
-    plain = isinstance(e, sympy.Ge) and e.args[0].is_Add and e.args[1] == 2
-    return plain and all(a.is_Symbol and a.is_positive for a in e.args[0].args)
+    """Whether this is a sum of the model's sizes, each 1 or more."""
+    return e.is_Add and all(a.is_Symbol and a.is_positive for a in e.args)
 
 
 def _is_product(e: sympy.Expr) -> bool:
