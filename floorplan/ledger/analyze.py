@@ -138,10 +138,8 @@ def _with_stored_aside(proof: Proof, step: Step, own: Run) -> Proof:
     hidden = replace(own, saved=tuple(s for s in own.saved if s.hidden))
     first = 1 + max((e.storage for e in proof.entries), default=-1)
     reason, fix = "outlives the forward without being saved", "drop the reference, or detach and clone what must stay"
-    more = tuple(
-        replace(e, storage=first + i, verdict="unproven", reason=reason, fix=fix)
-        for i, e in enumerate(_in_numbers(step, hidden, {}).entries)
-    )
+    found = enumerate(_in_numbers(step, hidden, {}).entries, first)
+    more = tuple(replace(e, storage=i, verdict="unproven", reason=reason, fix=fix) for i, e in found)
     return _lowered(proof, entries=proof.entries + more)
 
 
@@ -229,10 +227,8 @@ def overwritten(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     saver, writer = seen.spoiled
     line = next((n.meta.get("line") for n in gm.graph.nodes if n.name == writer), None)
     where = f"{writer} ({line})" if line else writer
-    return (
-        f"{where}: overwrites in place what {saver} keeps for its backward, so the model cannot be trained "
-        "as it stands; write it out of place"
-    )
+    lost = "so the model cannot be trained as it stands; write it out of place"
+    return f"{where}: overwrites in place what {saver} keeps for its backward, {lost}"
 
 
 def _first_difference(proof: Proof, exact: Run) -> str | None:

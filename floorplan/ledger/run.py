@@ -128,7 +128,9 @@ def _autograd(step: Step, watch: Watch, model: nn.Module, given: tuple[Any, ...]
     """Forward, loss, backward and its replay, under autograd."""
     tracker, inputs = recorder.tracker, given[: len(step.inputs)]
     call = _caller(watch, model, recorder)
-    with recorder.hooks() if watch.hooks else nullcontext(), _autocast(step.autocast, model):
+    device = next((t.device.type for t in model_state(model)), "cpu")
+    precision = nullcontext() if step.autocast is None else torch.autocast(device, step.autocast)
+    with recorder.hooks() if watch.hooks else nullcontext(), precision:
         tracker.enter("")
         out = call(*inputs)
         del call  # an interpreter holds what it has computed
@@ -223,12 +225,6 @@ def _lives_of(tensors: Iterable[Tensor], tracker: StorageTracker) -> frozenset[i
     """The storages of tensors, in the timeline's numbers."""
     keys = map(storage_key, tensors)
     return frozenset(tracker.alive[k] for k in keys if k in tracker.alive)
-
-
-def _autocast(dtype: torch.dtype | None, model: nn.Module) -> AbstractContextManager[Any]:
-    if dtype is None:
-        return nullcontext()
-    return torch.autocast(next((t.device.type for t in model_state(model)), "cpu"), dtype)
 
 
 def _total(out: Any) -> Tensor | None:
