@@ -57,7 +57,9 @@ def put_site(
     if source is None:
         set_module(gm, str(node.target), make(None, None))
         return str(node.target)
-    path, act = str(source.target), _activation_after(gm, node)
+    path, users = str(source.target), list(node.users)
+    behind = called(gm, users[0]) if len(users) == 1 and users[0].args == (node,) else None
+    act = users[0] if behind is not None and ends_site(behind) else None
     set_module(gm, path, make(gm.get_submodule(path), gm.get_submodule(str(act.target)) if act else None))
     for old in (node, act) if act else (node,):
         old.replace_all_uses_with(source)
@@ -87,12 +89,6 @@ def conv_before(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:
     if not isinstance(conv, CONVS) or sum(n.target == target for n in gm.graph.nodes) > 1:  # shared
         return None
     return None if conv_reason(conv) or call_reason(gm, target) else source
-
-
-def _activation_after(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:
-    users = list(node.users)
-    act = called(gm, users[0]) if len(users) == 1 and users[0].args == (node,) else None
-    return users[0] if act is not None and ends_site(act) else None
 
 
 def _site(conv: Any, act: nn.Module | None, bn: Any, rank: int, generator: torch.Generator) -> PaperSite:

@@ -16,21 +16,18 @@ from floorplan.torch_doors import NormBase
 NORMALIZATIONS = (NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm, nn.RMSNorm)
 
 
-def _full(m: nn.Module) -> list[nn.Parameter]:
-    return list(m.parameters(recurse=False))
-
-
 def _bias(m: nn.Module) -> list[nn.Parameter]:
     bias = getattr(m, "bias", None) if isinstance(m, (*CONV_TYPES, *NORMALIZATIONS)) else None
     return [bias] if isinstance(bias, nn.Parameter) else []
 
 
-def _norm(m: nn.Module) -> list[nn.Parameter]:
-    return _full(m) if isinstance(m, NORMALIZATIONS) else []
-
-
 Choice = Callable[[nn.Module], list[nn.Parameter]]
-CHOICES: dict[str, Choice] = {"full": _full, "none": lambda m: [], "bias": _bias, "norm": _norm}
+CHOICES: dict[str, Choice] = {
+    "full": lambda m: list(m.parameters(recurse=False)),
+    "none": lambda m: [],
+    "bias": _bias,
+    "norm": lambda m: list(m.parameters(recurse=False)) if isinstance(m, NORMALIZATIONS) else [],
+}
 
 
 def trainable(what: str, head: bool = False) -> Pass:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from floorplan.budget.clock import TimeOf
-from floorplan.budget.profile import FITTED, LinearProfile, Profile, Sized, cuts, joints, linear, profiled, sized
+from floorplan.budget.profile import FITTED, LinearProfile, Profile, cuts, joints, linear, profiled, sized
 from floorplan.budget.work import Worked
 from floorplan.cost_models.peaks import Composer, Span, Unit, sizes
 from floorplan.errors import FloorplanError
@@ -85,12 +85,16 @@ class Net:
         same = tuple(n.name for n in adapted if known[n.all_input_nodes[0].name].shape == known[n.name].shape)
         self.kinds = list(dict.fromkeys((((), ()), (sites, ()), (sites, same))))
         self.profiles = self._profiled()
-        self.groups = self._groups()
+        common = set.intersection(*(set(joints(r.run(FITTED[0]))) for r in self.profiles))
+        edges = [-1, *sorted(common), len(self.cuts)]
+        self.groups = [(a + 1, b) for a, b in zip(edges, edges[1:], strict=False)]
         self.sites = self._sites(sites)
         self.compose = Composer(len(self.groups), self.unit, lambda m: self.sized(m, 0).head)
         self.exact: dict[Costed, Any] = {}
-        self.sized, self.forms = lru_cache(None)(self._sized), lru_cache(None)(self._forms)
-        self.seconds, self.stage_seconds = lru_cache(None)(self._seconds), lru_cache(None)(self._stage_seconds)
+        self.sized = lru_cache(None)(lambda size, kind: sized(self.profiles[kind].at(size), self.groups))
+        # Predicted times, of a unit and of a stage.
+        self.seconds = lru_cache(None)(lambda k, size, kind: self.work(k, size, kind).seconds(self.time_of))
+        self.forms, self.stage_seconds = lru_cache(None)(self._forms), lru_cache(None)(self._stage_seconds)
 
     def timed(self, time_of: TimeOf) -> None:
         """Predict times by another clock from now on."""
@@ -125,11 +129,6 @@ class Net:
         fakes = concrete_fakes(self.gm, given)  # of the model as it lies now: in the steps' layout
         return [Profiles(step, fakes, given) for step in steps]
 
-    def _groups(self) -> list[tuple[int, int]]:
-        common = set.intersection(*(set(joints(r.run(FITTED[0]))) for r in self.profiles))
-        edges = [-1, *sorted(common), len(self.cuts)]
-        return [(a + 1, b) for a, b in zip(edges, edges[1:], strict=False)]
-
     def _sites(self, sites: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Adapted sites of each unit."""
         ends = [self.cuts[last] for _, last in self.groups[:-1]]
@@ -140,10 +139,6 @@ class Net:
                 out.append([])
         return [tuple(s) for s in out]
 
-    def _sized(self, size: int, kind: int) -> Sized:
-        """Units and head at a part size."""
-        return sized(self.profiles[kind].at(size), self.groups)
-
     def unit(self, k: int, size: int, kind: int) -> Unit:
         """One unit at a part size, in one of its forms."""
         return self.sized(size, kind).units[k]
@@ -152,10 +147,6 @@ class Net:
         """What a unit computes in both directions; k = number of units: the head."""
         forward, backward = self.sized(size, kind).work[k]
         return forward.plus(backward)
-
-    def _seconds(self, k: int, size: int, kind: int) -> float:
-        """Predicted time of a unit."""
-        return self.work(k, size, kind).seconds(self.time_of)
 
     def _forms(self, policy: str, size: int) -> tuple[int, ...]:
         """The form of each unit for parts of `size`: the merged one, the fastest, or the smallest."""

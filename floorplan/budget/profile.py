@@ -164,8 +164,7 @@ class _Driver:
         start = self._now()
         found = self.runner.head.finish(self.runner.loss, 1.0, target, box)
         self.alone = (start, self._now())
-        more = self._blocks([t.grad for t in self.state if t.grad is not None])
-        self.grads |= frozenset(more)
+        self.grads |= frozenset(self._blocks([t.grad for t in self.state if t.grad is not None]))
         del found, old, loss
 
     def result(self) -> Profile:

@@ -80,23 +80,13 @@ class PlanReport(Report):
 
     def as_json(self) -> dict[str, Any]:
         """The document of --json, schema floorplan.plan/1."""
-        return {
-            "schema": SCHEMA,
-            "model": self.name,
-            "budget": self.budget,
-            "options": self.options,
-            "versions": versions(),
-            "choice": self.choice.as_json() if self.choice else None,
-            "one_more": self.one_more,
-            "measured": self.measured,
-            "difference": self._difference(),
-            "pareto": [r.as_json() for r in self.pareto],
-            "references": [r.as_json() for r in self.references],
-            "batches": [r.as_json() for r in self.batches],
-            "obstacle": self.obstacle,
-            "time_model": self.time_model,
-            "notes": list(self.notes),
-        }
+        head = {"schema": SCHEMA, "model": self.name, "budget": self.budget, "options": self.options}
+        found = {"choice": self.choice.as_json() if self.choice else None, "one_more": self.one_more}
+        real = {"measured": self.measured, "difference": self._difference()}
+        tables = {"pareto": self.pareto, "references": self.references, "batches": self.batches}
+        rows = {name: [r.as_json() for r in table] for name, table in tables.items()}
+        words = {"obstacle": self.obstacle, "time_model": self.time_model, "notes": list(self.notes)}
+        return {**head, "versions": versions(), **found, **real, **rows, **words}
 
     def _difference(self) -> dict[str, int] | None:
         if self.measured is None or self.choice is None:

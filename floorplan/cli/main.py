@@ -191,8 +191,7 @@ def remat(
 @app.command("gate")
 def gate_command(config: Config = Path("pyproject.toml")) -> None:
     """Check every model that a pyproject.toml lists; exit 1 if one is not at the floor."""
-    failed = gate.run(config, print)
-    raise typer.Exit(1 if failed else 0)
+    raise typer.Exit(1 if gate.run(config, print) else 0)
 
 
 def main() -> None:

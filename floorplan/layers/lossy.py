@@ -19,20 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from floorplan.layers import bits as packing
 from floorplan.layers import levels as fit_levels
 from floorplan.layers.activations import ACTIVATIONS, NAMED, options_of, record_of
-from floorplan.layers.bits import (
-    CPU_SEGMENT,
-    SEGMENT,
-    _flat,
-    _format,
-    _pack_torch,
-    _unpack_torch,
-    as_layout,
-    bytes_for,
-    layout_of,
-    source_and_target,
-)
+from floorplan.layers.bits import _flat, _format, _pack_torch, _unpack_torch
 from floorplan.layers.layer import Layer
 from floorplan.layers.levels import Floats
 from floorplan.torch_doors import applied
@@ -106,10 +96,10 @@ def _edges(nearest: Callable[[Floats], Any], grid: Floats, kind: Any) -> Floats:
 @torch.library.custom_op("floorplan::pack_levels", mutates_args=())
 def pack_levels(z: Tensor, edges: list[float], codes: list[int], bits: int) -> Tensor:
     """Numbers of the levels of z, any shape -> uint8 (ceil(numel*bits/8),), in z's memory order."""
-    layout = layout_of(z)
-    flat = _flat(as_layout(z.detach(), layout), layout)
-    out = bytes_for(flat.numel(), bits, z.device)
-    step = CPU_SEGMENT if z.device.type == "cpu" else SEGMENT
+    layout = packing.layout_of(z)
+    flat = _flat(packing.as_layout(z.detach(), layout), layout)
+    out = packing.bytes_for(flat.numel(), bits, z.device)
+    step = packing.CPU_SEGMENT if z.device.type == "cpu" else packing.SEGMENT
     kind = torch.float64 if z.dtype == torch.float64 else torch.float32
     bounds = torch.tensor(edges, dtype=kind, device=z.device)
     numbers = torch.tensor(codes, dtype=torch.uint8, device=z.device)
@@ -121,15 +111,15 @@ def pack_levels(z: Tensor, edges: list[float], codes: list[int], bits: int) -> T
 
 @pack_levels.register_fake
 def _(z: Tensor, edges: list[float], codes: list[int], bits: int) -> Tensor:
-    return bytes_for(z.numel(), bits, z.device)
+    return packing.bytes_for(z.numel(), bits, z.device)
 
 
 @torch.library.custom_op("floorplan::apply_levels", mutates_args=())
 def apply_levels(g: Tensor, packed: Tensor, levels: list[float], bits: int, layout: int) -> Tensor:
     """A new tensor like g, dense in `layout`: g times the level whose number is packed."""
-    source, out = source_and_target(g, layout)
+    source, out = packing.source_and_target(g, layout)
     given, into = _flat(source, layout), _flat(out, layout)
-    step = CPU_SEGMENT if g.device.type == "cpu" else SEGMENT
+    step = packing.CPU_SEGMENT if g.device.type == "cpu" else packing.SEGMENT
     factors = torch.tensor(levels, dtype=g.dtype, device=g.device)
     for i in range(0, given.numel(), step):
         part = given[i : i + step]
@@ -207,7 +197,7 @@ class _Lossy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, layer: LossyActivation) -> Tensor:
         t = layer.table(z.dtype)
-        ctx.layout, ctx.bits, ctx.levels = layout_of(z), layer.stored_bits, list(t.levels)
+        ctx.layout, ctx.bits, ctx.levels = packing.layout_of(z), layer.stored_bits, list(t.levels)
         ctx.save_for_backward(pack_levels(z, list(t.edges), list(t.codes), ctx.bits))
         return layer.act(z)  # type: ignore[no-any-return]
 

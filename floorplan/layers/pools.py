@@ -185,10 +185,8 @@ class _AvgPool(torch.autograd.Function):
         op = aten.avg_pool2d_backward if dims == 2 else aten.avg_pool3d_backward
         layout = ctx.layout if dims == 2 else 0  # torch pools volumes contiguously
         like = _stand_in(g, ctx.shape, layout)
-        if layout:  # the op reads no more of it than the shape: let it write there
-            gx = op.grad_input(g, like, *ctx.window, grad_input=like)
-        else:
-            gx = op(g, like, *ctx.window)
+        # The op reads no more of it than the shape: let it write there.
+        gx = op.grad_input(g, like, *ctx.window, grad_input=like) if layout else op(g, like, *ctx.window)
         return gx, *[None] * len(ctx.window)
 
 

@@ -17,15 +17,6 @@ def _logistic(z: Floats) -> Floats:
     return 0.5 * (1.0 + np.tanh(0.5 * z))
 
 
-def _silu(z: Floats) -> Floats:
-    s = _logistic(z)
-    return s * (1.0 + z * (1.0 - s))
-
-
-def _hardswish(z: Floats) -> Floats:
-    return np.where(z <= -3.0, 0.0, np.where(z < 3.0, z / 3.0 + 0.5, 1.0))
-
-
 def _gelu(z: Floats) -> Floats:
     density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
     return np.asarray(0.5 * (1.0 + _erf(z / math.sqrt(2.0))) + z * density)
@@ -42,17 +33,15 @@ def _mish(z: Floats) -> Floats:
     return t + z * (1.0 - t * t) * _logistic(z)
 
 
-def _sigmoid(z: Floats) -> Floats:
-    s = _logistic(z)
-    return s * (1.0 - s)
-
-
 def _plain(derivative: Derivative, *jumps: float) -> Callable[[], Known]:
     return lambda: (derivative, FAR, jumps)
 
 
-silu, mish, sigmoid = _plain(_silu), _plain(_mish), _plain(_sigmoid)
-hardswish, tanh = _plain(_hardswish, -3.0, 3.0), _plain(lambda z: 1.0 - np.tanh(z) ** 2)
+mish = _plain(_mish)
+silu = _plain(lambda z: _logistic(z) * (1.0 + z * (1.0 - _logistic(z))))
+hardswish = _plain(lambda z: np.where(z <= -3.0, 0.0, np.where(z < 3.0, z / 3.0 + 0.5, 1.0)), -3.0, 3.0)
+sigmoid = _plain(lambda z: _logistic(z) * (1.0 - _logistic(z)))
+tanh = _plain(lambda z: 1.0 - np.tanh(z) ** 2)
 
 
 def gelu(approximate: str = "none") -> Known:

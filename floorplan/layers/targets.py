@@ -109,14 +109,10 @@ def _registered(name: str) -> Any | None:
     return op
 
 
-def _zoo_name(target: Any) -> str | None:
-    named = (n for n, m in _ZOO.items() if getattr(sys.modules.get(m), n.rpartition(".")[2], None) is target)
-    return next(named, None)
-
-
 def name_of(target: Target, where: str) -> str:
     """The name under which a file stores a called function; FloorplanError if it may not."""
-    name = _names().get(id(target)) or _zoo_name(target)
+    zoo = (n for n, m in _ZOO.items() if getattr(sys.modules.get(m), n.rpartition(".")[2], None) is target)
+    name = _names().get(id(target)) or next(zoo, None)
     if isinstance(target, OPS) and _registered(f"torch.ops.{target}") is target:
         name = f"torch.ops.{target}"
     if name is None:

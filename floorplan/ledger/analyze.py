@@ -48,43 +48,45 @@ def analyze(
 
     real: the module that `gm` was traced from, if it is that whose step is to be predicted.
     """
-    opaque = opaque or {}
-    own = real is not None and not isinstance(real, fx.GraphModule)
-    gm = _making_constants(gm) if own else gm
-    step, tensors = Step(gm, tuple(inputs), backward=backward, autocast=autocast), list(tensors_in(tuple(inputs)))
+    opaque, given = opaque or {}, tuple(inputs)
+    source: nn.Module = gm if real is None else real
+    own = not isinstance(source, fx.GraphModule)
+    gm, state = (_making_constants(gm), source) if own else (gm, gm)
+    step, tensors = Step(gm, given, backward=backward, autocast=autocast), list(tensors_in(given))
     failures: list[str] = []
-    kept, plain = _own_runs(cast(nn.Module, real), step) if own else (None, None)
+    kept, plain = _own_runs(source, step) if own else (None, None)
     trains = plain is not None and backward
     if kept is not None and plain is not None:  # its own two runs agree, and the symbolic one agrees with them
-        exact = figures(cast(nn.Module, real), kept, plain, tensors)
+        exact = figures(state, kept, plain, tensors)
         if exact.saved == exact.saved_census and not any(s.hidden for s in kept.saved):
             if (proved := _proved(step, kept, opaque, failures)) is not None:
                 return Analysis(proved[0], exact, proved[1], True, trains, _any_batch(proved[0]))
-    fakes = concrete_fakes(gm, inputs)
-    state = real if real is not None and own else fakes.gm
+    fakes = concrete_fakes(gm, given)
     try:
         hooked = run(step.forward, HOOKS, fakes)
     except ReadsValues as e:
-        return _counted(gm, inputs, opaque, autocast, gm if real is None else real, str(e))
+        return _counted(step, opaque, source, str(e))
     try:
         plain = plain or run(step, Watch(), fakes)
     except TraceError as e:
-        raise TraceError(overwritten(gm, inputs) or str(e)) from e
-    exact = figures(state, hooked, plain, tensors)
+        raise TraceError(overwritten(gm, given) or str(e)) from e
     failures = [f for f in failures if TOO_LONG in f]
-    proof, notes = (None if failures else _proved(step, hooked, opaque, failures)) or (
-        _unproven(gm, inputs, hooked, opaque, failures),
-        (f"not proved: {failures[-1]}",),
-    )
+    proved = None if failures else _proved(step, hooked, opaque, failures)
+    proof, notes = proved or (_unproven(step, hooked, opaque, failures), (f"not proved: {failures[-1]}",))
+    exact = figures(state, hooked, plain, tensors)
     follows = kept is None or ledger_of(kept) == ledger_of(hooked)
     if kept is not None and (not follows or exact.saved_census != exact.saved):
         exact = figures(state, kept, plain, tensors)
         if any(s.hidden for s in kept.saved):
-            proof, notes = _with_stored_aside(proof, gm, inputs, kept), (*notes, ASIDE)
+            proof, notes = _with_stored_aside(proof, step, kept), (*notes, ASIDE)
         if not follows:
-            proof = replace(proof, verdict=UNPROVEN if proof.verdict == AT_FLOOR else proof.verdict)
-            notes = (*notes, OTHER)
+            proof, notes = _lowered(proof), (*notes, OTHER)
     return Analysis(proof, exact, notes, follows, trains, not failures and _any_batch(proof))
+
+
+def _lowered(proof: Proof, **changes: Any) -> Proof:
+    """The proof with these changes, and nothing at the floor any more."""
+    return replace(proof, verdict=UNPROVEN if proof.verdict == AT_FLOOR else proof.verdict, **changes)
 
 
 def _any_batch(proof: Proof) -> bool:
@@ -106,19 +108,11 @@ def follows(gm: fx.GraphModule, inputs: Sequence[Any], real: nn.Module) -> bool:
 OTHER = "the model itself keeps other tensors than its traced graph: a branch of its forward was traced another way"
 
 
-def _counted(
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    opaque: Mapping[str, str],
-    autocast: torch.dtype | None,
-    real: nn.Module,
-    why: str,
-) -> Analysis:
+def _counted(step: Step, opaque: Mapping[str, str], real: nn.Module, why: str) -> Analysis:
     """A real step in place of the prediction: exact at these inputs, and nothing is proved."""
-    hooked = observe(Step(gm, tuple(inputs), autocast=autocast).forward, HOOKS)
-    proof = _unproven(gm, inputs, hooked, opaque, [why])
+    proof = _unproven(step, observe(step.forward, HOOKS), opaque, [why])
     note = f"{why}: counted in a real run on these inputs (random unless given), nothing is proved"
-    return Analysis(proof, measure(real, tuple(inputs), autocast=autocast), (note,))
+    return Analysis(proof, measure(real, step.inputs, autocast=step.autocast), (note,))
 
 
 ASIDE = "the model stores tensors aside (on a module, in a list) that outlive its forward; its graph does not"
@@ -139,22 +133,14 @@ def _making_constants(gm: fx.GraphModule) -> fx.GraphModule:
     return twin
 
 
-def _with_stored_aside(proof: Proof, gm: fx.GraphModule, inputs: Sequence[Any], own: Run) -> Proof:
+def _with_stored_aside(proof: Proof, step: Step, own: Run) -> Proof:
     """The proof with what the model's own forward leaves alive beside the saved tensors."""
     hidden = replace(own, saved=tuple(s for s in own.saved if s.hidden))
     first = 1 + max((e.storage for e in proof.entries), default=-1)
-    more = tuple(
-        replace(
-            e,
-            storage=first + i,
-            verdict="unproven",
-            reason="outlives the forward without being saved",
-            fix="drop the reference, or detach and clone what must stay",
-        )
-        for i, e in enumerate(prove(gm, concrete_fakes(gm, inputs), hidden, {}).entries)
-    )
-    verdict = UNPROVEN if proof.verdict == AT_FLOOR else proof.verdict
-    return replace(proof, entries=proof.entries + more, verdict=verdict)
+    reason, fix = "outlives the forward without being saved", "drop the reference, or detach and clone what must stay"
+    found = enumerate(_in_numbers(step, hidden, {}).entries, first)
+    more = tuple(replace(e, storage=i, verdict="unproven", reason=reason, fix=fix) for i, e in found)
+    return _lowered(proof, entries=proof.entries + more)
 
 
 def _own(real: nn.Module, step: Step, watch: Watch, fakes: Fakes | None = None) -> Run | None:
@@ -180,14 +166,13 @@ def _own_runs(real: nn.Module, step: Step) -> tuple[Run | None, Run | None]:
 
 
 def _proved(
-    step: Step, exact: Run, opaque: Mapping[str, str], failures: list[str] | None = None
+    step: Step, exact: Run, opaque: Mapping[str, str], failures: list[str]
 ) -> tuple[Proof, tuple[str, ...]] | None:
     """The first symbolic run whose ledger agrees with the exact one; sizes get less symbolic in turn.
 
     The batch of the symbolic run is first one for which kernels may be chosen otherwise: formulas that agree
     there with the exact run hold on both sides of such a guard.
     """
-    failures = [] if failures is None else failures
     for positions, across in itertools.product(("primes", "exact", "fixed"), (True, False)):
         fakes = symbolic_fakes(step.model, step.inputs, Sizes(positions, across))
         try:
@@ -201,7 +186,8 @@ def _proved(
         if across and not _any_batch(proof):
             continue
         if (where := _first_difference(proof, exact)) is None:
-            return try_other_sides(step, proof, fakes.batch), tuple(_position_notes(positions, proof))
+            notes = ("positions are fixed to the given input size: the model accepts no other",)
+            return try_other_sides(step, proof, fakes.batch), notes if positions == "fixed" else ()
         failures.append(f"the symbolic ledger differs from the exact one at {where}")
     return None
 
@@ -241,10 +227,8 @@ def overwritten(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     saver, writer = seen.spoiled
     line = next((n.meta.get("line") for n in gm.graph.nodes if n.name == writer), None)
     where = f"{writer} ({line})" if line else writer
-    return (
-        f"{where}: overwrites in place what {saver} keeps for its backward, so the model cannot be trained "
-        "as it stands; write it out of place"
-    )
+    lost = "so the model cannot be trained as it stands; write it out of place"
+    return f"{where}: overwrites in place what {saver} keeps for its backward, {lost}"
 
 
 def _first_difference(proof: Proof, exact: Run) -> str | None:
@@ -260,28 +244,18 @@ def _first_difference(proof: Proof, exact: Run) -> str | None:
     return None
 
 
-def _position_notes(positions: str, proof: Proof) -> list[str]:
-    if positions != "fixed":
-        return []
-    return ["positions are fixed to the given input size: the model accepts no other"]
+def _in_numbers(step: Step, seen: Run, opaque: Mapping[str, str]) -> Proof:
+    """The ledger of an exact run: sizes are plain numbers, not formulas."""
+    gm = cast(fx.GraphModule, step.model)
+    return prove(gm, concrete_fakes(gm, step.inputs), seen, opaque)
 
 
-def _unproven(
-    gm: fx.GraphModule, inputs: Sequence[Any], hooked: Run, opaque: Mapping[str, str], why: list[str]
-) -> Proof:
+def _unproven(step: Step, hooked: Run, opaque: Mapping[str, str], why: list[str]) -> Proof:
     """The exact ledger with no proof: never at the floor."""
-    fakes = concrete_fakes(gm, inputs)
-    proof = prove(gm, fakes, hooked, opaque)
+    proof = _in_numbers(step, hooked, opaque)
+    reason, fix = "the symbolic run failed, sizes are plain numbers", "see the note on what was not proved"
     entries = tuple(
-        replace(
-            e,
-            verdict="unproven",
-            reason="the symbolic run failed, sizes are plain numbers",
-            fix="see the note on what was not proved",
-        )
-        if e.owner == "kept" and e.pillar != "gate"
-        else e
+        replace(e, verdict="unproven", reason=reason, fix=fix) if e.owner == "kept" and e.pillar != "gate" else e
         for e in proof.entries
     )
-    verdict = UNPROVEN if proof.verdict == AT_FLOOR else proof.verdict
-    return replace(proof, entries=entries, verdict=verdict, assumptions=(*proof.assumptions, *why[-1:]))
+    return _lowered(proof, entries=entries, assumptions=(*proof.assumptions, *why[-1:]))

@@ -98,7 +98,7 @@ class _Symbolic:
         self.used = {n for t in _all_tensors(gm) for n in t.shape} | sizes.taken
         self.storages = Counter(storage_key(t) for t in {id(t): t for t in _all_tensors(gm)}.values())
         self.made: dict[tuple[Any, ...], Any] = {}  # a fake of each kind
-        self.hints: dict[tuple[str, int], int] = {}
+        self.hints: dict[tuple[int, int], int] = {}  # (axis from the end, size) -> its prime
         self.names: dict[sympy.Symbol, sympy.Symbol] = {}
         self.values: dict[str, int] = {}
         self.layers: dict[str, str] = {}
@@ -112,16 +112,14 @@ class _Symbolic:
             meta = like.detach()
         else:
             meta = torch.empty(shape, dtype=like.dtype, device=self.device or like.device)
-            if like.dim() == 4 and _channels_last(like):
+            if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous():
                 meta = meta.to(memory_format=torch.channels_last)
         if self.device is not None:
             meta = meta.to(self.device)
         dims = [d if n > 1 else STATIC for d, n in zip(dims, meta.shape, strict=True)]
-        return self.mode.from_tensor(
-            meta,
-            symbolic_context=StatelessSymbolicContext(dynamic_sizes=dims),
-            source=ConstantSource("".join(c if c.isalnum() else "_" for c in name)),
-        )
+        symbolic: Any = StatelessSymbolicContext(dynamic_sizes=dims)
+        source = ConstantSource("".join(c if c.isalnum() else "_" for c in name))
+        return self.mode.from_tensor(meta, symbolic_context=symbolic, source=source)
 
     def state(self, name: str, t: Tensor, m: nn.Module) -> Tensor:
         axes = self.axes.get(id(t), "CC").ljust(t.dim(), ".")
@@ -143,7 +141,10 @@ class _Symbolic:
         for i in range(2, t.dim()):
             dims.append(STATIC if self.sizes.positions == "fixed" or not axes else DYNAMIC)
             if axes and self.sizes.positions == "primes":
-                shape[i], dims[i] = self._position_hint(i - t.dim(), t.shape[i]), DUCK
+                place = (i - t.dim(), t.shape[i])
+                if place not in self.hints:
+                    self.hints[place] = _primes_from(t.shape[i], self.used)
+                shape[i], dims[i] = self.hints[place], DUCK
         if t.dim():
             shape[0] = self.batch_hint
         fake = self.fake(name, shape, t, dims).requires_grad_(t.requires_grad)
@@ -153,11 +154,6 @@ class _Symbolic:
                 kind = "C" if n in self.widths else "T0"
             self._name(fake.shape[i], kind, n, name)
         return fake
-
-    def _position_hint(self, axis: int, size: int) -> int:
-        if (str(axis), size) not in self.hints:
-            self.hints[str(axis), size] = _primes_from(size, self.used)
-        return self.hints[str(axis), size]
 
     def _name(self, size: Any, kind: str, value: int, where: str) -> None:
         symbol = getattr(getattr(size, "node", None), "expr", None)
@@ -171,10 +167,6 @@ class _Symbolic:
             name = f"{kind[0]}{sum(n[0] == kind[0] for n in self.values)}_in"
         self.names[symbol] = sympy.Symbol(name, positive=True, integer=True)
         self.values[name] = value
-
-
-def _channels_last(t: Tensor) -> bool:
-    return t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
 
 
 def _all_tensors(gm: nn.Module) -> list[Tensor]:

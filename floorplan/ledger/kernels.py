@@ -10,36 +10,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from floorplan import torch_doors as doors
 from floorplan.layers.activations import ACTIVATIONS
 from floorplan.ledger.recurrent import LAYER, LAYER_BACKWARD, two_bias_gradients, with_workspace
 from floorplan.ledger.sizes import concatenated, made, made_like, viewed, with_names
-from floorplan.torch_doors import (
-    BATCH_NORMS,
-    FakeTensor,
-    directly,
-    enable_python_dispatcher,
-    no_modes,
-    other_kernels,
-    schema_of,
-    slow_transposed,
-    tree_iter,
-    upsamplings,
-)
+from floorplan.torch_doors import FakeTensor, tree_iter
 
 # PyTorch's Python kernels of these compute the same values by other ops, so autograd would save other
 # tensors than in a real run: an index for each upsampled position, a boolean mask for a dropout.
 _REWRITTEN = (
-    "dropout",
-    "hardshrink",
-    "softshrink",
-    "multi_margin_loss",
-    "multilabel_margin_loss_forward",
-    "cudnn_batch_norm",
-    "gru",
-    "lstm",
-    "rnn_relu",
-    "rnn_tanh",
-)
+    "dropout hardshrink softshrink multi_margin_loss multilabel_margin_loss_forward "
+    "cudnn_batch_norm gru lstm rnn_relu rnn_tanh"
+).split()
 
 
 def _upsample(packet: Any) -> Callable[..., Any]:
@@ -62,14 +44,14 @@ def _scaled(n: Any, factor: float) -> Any:
 @cache
 def _kernels() -> dict[Any, Callable[..., Any] | None]:
     """What each of these ops runs in place of torch's Python kernel: ours, or None for the C++ one."""
-    packets = [getattr(torch.ops.aten, n) for n in (*_REWRITTEN, *upsamplings()) if hasattr(torch.ops.aten, n)]
+    packets = [getattr(torch.ops.aten, n) for n in (*_REWRITTEN, *doors.upsamplings()) if hasattr(torch.ops.aten, n)]
     return {getattr(p, o): _upsample(p) if o == "vec" else None for p in packets for o in p.overloads()}
 
 
 @contextmanager
 def symbolic_kernels() -> Iterator[None]:
     """Python kernels, which keep sizes symbolic where C++ ones would pin them (F.pad), but for the above."""
-    with other_kernels(_kernels()), enable_python_dispatcher():
+    with doors.other_kernels(_kernels()), doors.enable_python_dispatcher():
         yield
 
 
@@ -98,9 +80,9 @@ def _roomy(args: Sequence[Any], out: Tensor) -> Tensor:
     transposed = out.dim() == 5 and len(args) == 9 and bool(args[6]) and args[8] == 1
     if not transposed or x.device.type != "cpu" or _is_symbolic(x) or out.numel() >= x.numel():
         return out
-    with no_modes():  # torch chooses by sizes, dtype and the number of threads
+    with doors.no_modes():  # torch chooses by sizes, dtype and the number of threads
         real = [t if t is None else torch.empty(t.shape, dtype=t.dtype) for t in args[:3]]
-        slow = slow_transposed((*real, *args[3:]))
+        slow = doors.slow_transposed((*real, *args[3:]))
     return torch.empty_like(x).resize_(out.shape) if slow else out
 
 
@@ -127,7 +109,7 @@ _CORRECTIONS: dict[Any, Callable[[Sequence[Any], Any], Any]] = {
     _aten.soft_margin_loss.default: _roomy_loss(2),
     _aten.binary_cross_entropy.default: _roomy_loss(3),
     _aten.native_batch_norm.default: _full_statistics,
-    **dict.fromkeys(BATCH_NORMS, _full_statistics),
+    **dict.fromkeys(doors.BATCH_NORMS, _full_statistics),
 }
 
 
@@ -151,7 +133,7 @@ def _concrete(func: Any, args: Sequence[Any]) -> Any:
     if not all(_is_plain(t, x) for t in tensors):
         return None
     if func in _DIRECT:
-        return directly(x, func, *args)
+        return doors.directly(x, func, *args)
     alike = all(t.dtype == torch.float32 for t in tensors)
     if func in _OF_EQUAL:
         alike = alike and len(tensors) == 2 and x.shape == tensors[1].shape and all(map(_is_ordered, tensors))
@@ -186,14 +168,14 @@ def _shortcut(func: Any, args: Sequence[Any]) -> Any:
     """
     if func is _aten.cat.default:
         return concatenated(*args)
-    if not args or not _is_symbolic(args[0]) or len(schema_of(func).returns) == 0:
+    if not args or not _is_symbolic(args[0]) or len(doors.schema_of(func).returns) == 0:
         return None
-    x, name = args[0], schema_of(func).name.removeprefix("aten::")
+    x, name = args[0], doors.schema_of(func).name.removeprefix("aten::")
     if name in _IN_PLACE:
         return x
-    if name in _POINTWISE and not schema_of(func).overload_name and x.is_floating_point():
+    if name in _POINTWISE and not doors.schema_of(func).overload_name and x.is_floating_point():
         return made_like(x)
-    if func in BATCH_NORMS and args[-3] is True:
+    if func in doors.BATCH_NORMS and args[-3] is True:
         return made_like(x), made(x, x.shape[1:2]), made(x, x.shape[1:2])
     return None
 
@@ -214,7 +196,7 @@ def _really(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     out = func(*args, **kwargs) if out is None else out
     if (fix := _CORRECTIONS.get(func)) is not None and any(isinstance(t, FakeTensor) for t in tree_iter(out)):
         return fix(args, out)
-    arguments = schema_of(func).arguments
+    arguments = doors.schema_of(func).arguments
     if not arguments or arguments[-1].name != "output_mask" or len(args) < len(arguments):
         return out
     # Fakes of a backward make all gradients, asked for or not.

@@ -35,9 +35,7 @@ def op_name(node: fx.Node, gm: fx.GraphModule) -> str:
     """Class of a module node, plain name of a function or method."""
     if node.op == "call_module":
         return type(gm.get_submodule(str(node.target))).__name__
-    if callable(node.target):
-        return getattr(node.target, "__name__", str(node.target))
-    return str(node.target)
+    return getattr(node.target, "__name__", str(node.target))
 
 
 def ops_of(gm: fx.GraphModule) -> dict[str, tuple[str, str]]:

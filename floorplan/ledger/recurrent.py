@@ -77,13 +77,9 @@ def two_bias_gradients(args: Sequence[Any], out: tuple[Any, ...]) -> tuple[Any, 
 
 def with_workspace(args: Sequence[Any], out: tuple[Any, ...]) -> tuple[Any, ...]:
     """The results of a fake LAYER call with a workspace of the real one's size."""
-    shapes = tuple(tuple(_number(n) for n in t.shape) for t in args[:7])
+    shapes = tuple(tuple(n if isinstance(n, int) else int(n.node.hint) for n in t.shape) for t in args[:7])
     size = _workspace(shapes, tuple(tuple(v) if isinstance(v, list) else v for v in args[7:]))
     return (*out[:3], out[0].new_empty(size, dtype=torch.uint8))
-
-
-def _number(n: Any) -> int:
-    return int(n) if isinstance(n, int) else int(n.node.hint)
 
 
 @lru_cache(maxsize=64)

@@ -29,7 +29,6 @@ from floorplan.ledger.recurrent import fused_lstm
 from floorplan.ledger.storage import StorageTracker, Timeline
 from floorplan.torch_doors import model_state, storage_key, tensors_in, wants_values
 
-After = Callable[[nn.Module, StorageTracker], list[Tensor]]  # ends a step; its results stand apart from it
 Drive = Callable[[nn.Module, tuple[Any, ...], StorageTracker], Any]  # a whole step in its own way
 
 
@@ -43,7 +42,6 @@ class Step:
     loss: Loss | None = None  # None: the sum of all differentiable outputs
     backward: bool = True
     replays: bool = False  # a MemFLoRA-SG step: the forward again, for the projections' gradients
-    after: After | None = None  # an optimizer, say
     autocast: torch.dtype | None = None
     drive: Drive | None = None  # runs all of it instead, given the model, all arguments and the tracker
 
@@ -80,7 +78,6 @@ class Run:
     refcount_peak: int = 0  # most that tensors saved and not yet used and leaf gradients add up to
     spoiled: tuple[str, str] | None = None  # (node that saved a tensor, node that then overwrote it)
     output_lives: frozenset[int] = frozenset()  # storages of what the model returned
-    apart: frozenset[int] = frozenset()  # storages of what `after` returned: an optimizer's state
     keepers: Mapping[int, str] = field(default_factory=dict)  # storage alive for the backward -> who saved it
 
 
@@ -128,10 +125,12 @@ def _once(step: Step, watch: Watch, model: nn.Module, given: tuple[Any, ...]) ->
 
 
 def _autograd(step: Step, watch: Watch, model: nn.Module, given: tuple[Any, ...], recorder: Recorder) -> Run:
-    """Forward, loss, backward and what follows, under autograd."""
+    """Forward, loss, backward and its replay, under autograd."""
     tracker, inputs = recorder.tracker, given[: len(step.inputs)]
     call = _caller(watch, model, recorder)
-    with recorder.hooks() if watch.hooks else nullcontext(), _autocast(step.autocast, model):
+    device = next((t.device.type for t in model_state(model)), "cpu")
+    precision = nullcontext() if step.autocast is None else torch.autocast(device, step.autocast)
+    with recorder.hooks() if watch.hooks else nullcontext(), precision:
         tracker.enter("")
         out = call(*inputs)
         del call  # an interpreter holds what it has computed
@@ -149,9 +148,7 @@ def _autograd(step: Step, watch: Watch, model: nn.Module, given: tuple[Any, ...]
     if step.replays and step.backward:
         saved |= _lives_of([m.gq for m in replayed(model) if m.gq is not None], tracker)
         _replay(model, inputs, tracker)
-    apart = _lives_of(step.after(model, tracker) if step.after is not None else (), tracker)
-    kept = frozenset(saved)
-    return Run(tuple(recorder.saved), tracker.timeline, kept, frozenset(), 0, None, outputs, apart, keepers)
+    return Run(tuple(recorder.saved), tracker.timeline, frozenset(saved), frozenset(), 0, None, outputs, keepers)
 
 
 def _caller(watch: Watch, model: nn.Module, recorder: Recorder) -> Callable[..., Any]:
@@ -228,12 +225,6 @@ def _lives_of(tensors: Iterable[Tensor], tracker: StorageTracker) -> frozenset[i
     """The storages of tensors, in the timeline's numbers."""
     keys = map(storage_key, tensors)
     return frozenset(tracker.alive[k] for k in keys if k in tracker.alive)
-
-
-def _autocast(dtype: torch.dtype | None, model: nn.Module) -> AbstractContextManager[Any]:
-    if dtype is None:
-        return nullcontext()
-    return torch.autocast(next((t.device.type for t in model_state(model)), "cpu"), dtype)
 
 
 def _total(out: Any) -> Tensor | None:

@@ -152,10 +152,8 @@ def concatenated(tensors: Sequence[Any], dim: int = 0) -> Any:
     """torch.cat of contiguous maps with one dtype, without a comparison of sizes for each; None for others."""
     first, hints = tensors[0], [_hints(t.shape) for t in tensors]
     env = getattr(getattr(first, "fake_mode", None), "shape_env", None)
-    plain = all(
-        t.dtype == first.dtype and _hints(t.stride()) == _strides(h, torch.contiguous_format)
-        for t, h in zip(tensors, hints, strict=True)
-    )
+    pairs = zip(tensors, hints, strict=True)
+    plain = all(t.dtype == first.dtype and _hints(t.stride()) == _strides(h, torch.contiguous_format) for t, h in pairs)
     if not isinstance(env, Sized) or not plain or first.dim() != 4 or dim != 1:
         return None
     exprs = [[n.node.expr if isinstance(n, torch.SymInt) else n for n in t.shape] for t in tensors]

@@ -14,16 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from floorplan import torch_doors as doors
 from floorplan.ledger.kernels import as_really_run
-from floorplan.torch_doors import (
-    READ_NUMBER,
-    FakeTensor,
-    TorchDispatchMode,
-    next_number,
-    running_number,
-    storage_key,
-    tree_iter,
-)
 
 READ_DEVICE = torch.ops.prim.device.default  # .device of a fake
 
@@ -60,7 +52,7 @@ class Timeline:
         return max(accumulate(change))
 
 
-class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StorageTracker(doors.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Record every storage born under it, with the node and direction that was entered last.
 
     Autograd numbers its nodes as it makes them, so a number tells which graph node's backward runs.
@@ -74,16 +66,16 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._forward_end = 0
         # The tensors are held, or a freed key could be given to a storage that must be counted.
         self._held = list(ignore)
-        self._ignored = {storage_key(t) for t in self._held}
+        self._ignored = {doors.storage_key(t) for t in self._held}
         self.alive: dict[int, int] = {}
 
     def enter(self, node: str, direction: str = "forward") -> None:
         """What follows belongs to `node`, its backward too if this is forward or loss."""
         self.node, self.direction = node, direction
         if direction in ("forward", "loss"):
-            self._entered.append((next_number(), node))
+            self._entered.append((doors.next_number(), node))
         elif direction == "backward":
-            self._forward_end = next_number()
+            self._forward_end = doors.next_number()
 
     def maker_of(self, number: int) -> str | None:
         """The graph node that made autograd's node of that number; None if it is not from this forward."""
@@ -91,21 +83,21 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._entered[at][1] if at >= 0 and number < self._forward_end else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is READ_DEVICE and isinstance(args[0], FakeTensor):
+        if func is READ_DEVICE and isinstance(args[0], doors.FakeTensor):
             return args[0].fake_device
-        if self.direction == "backward" and (running := running_number()) is not None:
+        if self.direction == "backward" and (running := doors.running_number()) is not None:
             name = self.maker_of(running)  # gradients are added up, and left on leaves, by the last one
             self.node = self.node if name is None else name
-        if func is READ_NUMBER and self.direction == "optimizer" and isinstance(args[0], FakeTensor):
+        if func is doors.READ_NUMBER and self.direction == "optimizer" and isinstance(args[0], doors.FakeTensor):
             return 1.0  # how many steps were taken: no size depends on it
         out = as_really_run(func, args, kwargs or {})
-        for t in tree_iter(out):
+        for t in doors.tree_iter(out):
             if isinstance(t, Tensor):
                 self._see(t, str(func))
         return out
 
     def _see(self, t: Tensor, op: str) -> None:
-        storage, key = t.untyped_storage(), storage_key(t)
+        storage, key = t.untyped_storage(), doors.storage_key(t)
         if key in self.alive or key in self._ignored:
             return
         line, shape, way = self.timeline, tuple(t.shape), self.direction

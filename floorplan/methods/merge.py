@@ -101,11 +101,8 @@ def _to_conv(gm: fx.GraphModule, path: str, layer: nn.Module, form: PlainConv, k
         x = node.args[0]
         if explicit_padding(geo):
             flat = tuple(p for pair in reversed(geo.padding) for p in pair)
-            options: dict[str, Any] = {
-                "pad": flat,
-                "mode": "constant" if geo.mode == "zeros" else geo.mode,
-                "value": None,
-            }
+            mode = "constant" if geo.mode == "zeros" else geo.mode
+            options: dict[str, Any] = {"pad": flat, "mode": mode, "value": None}
             with gm.graph.inserting_before(node):
                 x = gm.graph.call_function(F.pad, (x,), options)
         node.target, node.args, node.kwargs = place, (x,), {}

@@ -195,7 +195,7 @@ class _Loop:
         if self.best is None:
             self.log.kept = len(self.log.losses)
         else:
-            self._load(self.best)
+            self.module.load_state_dict(self.best, strict=False)
         return Adapted(self.module.eval(), self.log)
 
     def _step(self, inputs: tuple[Any, ...], target: Any) -> None:
@@ -241,9 +241,6 @@ class _Loop:
         kept |= {n: b for n, b in buffers if id(b) in projections or n.rpartition(".")[0] in moving}
         return {n: t.detach().clone() for n, t in kept.items()}
 
-    def _load(self, state: dict[str, Tensor]) -> None:
-        self.module.load_state_dict(state, strict=False)
-
     def _save(self) -> None:
         if self.path is None:
             return
@@ -260,7 +257,7 @@ class _Loop:
             document = torch.load(self.path, weights_only=True)
             if document["format"] != "floorplan.adapting/1" or document["identity"] != self.identity:
                 raise ValueError("another model, method, seed or rate")
-            self._load(document["state"])
+            self.module.load_state_dict(document["state"], strict=False)
             for o, state in zip(self.optimizers, document["optimizers"], strict=True):
                 o.load_state_dict(state)
             self.log, self.best = AdaptLog(**document["log"]), document["best"]

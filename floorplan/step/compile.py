@@ -25,6 +25,7 @@ from floorplan.layers.fused import FusedConv
 from floorplan.layers.promises import Forgetful, Keep, Promise
 from floorplan.ledger.inputs import make_inputs
 from floorplan.ledger.losses import LOSSES, Loss
+from floorplan.ledger.recorder import op_name
 from floorplan.step.guard import Compiled, ready, refuse_mixing, trainable_names
 from floorplan.step.program import Builder
 from floorplan.step.schedule import Schedule, options_in, read_plan, schedule_in
@@ -91,17 +92,11 @@ class Step(Compiled):
     def fallback(self) -> dict[str, str]:
         """Nodes without a straight-line rule, which run under autograd."""
         nodes = [n for r in self.program.regions for n in r.nodes]
-        return {n.name: f"{_called(self.program.gm, n)} has no straight-line rule" for n in nodes}
+        return {n.name: f"{op_name(n, self.program.gm)} has no straight-line rule" for n in nodes}
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write the generated source."""
         write_text(path, self.source, force=force)
-
-
-def _called(gm: fx.GraphModule, n: fx.Node) -> str:
-    if n.op == "call_module":
-        return type(gm.get_submodule(str(n.target))).__name__
-    return getattr(n.target, "__name__", str(n.target))
 
 
 def compile_step(

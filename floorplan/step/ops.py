@@ -15,19 +15,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from floorplan.layers import geometry
 from floorplan.layers.activations import Gate, gate_of
 from floorplan.layers.bits import apply_gate, apply_gate_, as_layout, dense_in, empty_like_map, layout_of, pack_gate
 from floorplan.layers.fused import FusedConv
-from floorplan.layers.geometry import (
-    Geometry,
-    conv,
-    conv_input_grad,
-    conv_weight_grad,
-    out_size,
-    pad,
-    padded_size,
-    unpad,
-)
+from floorplan.layers.geometry import Geometry
 from floorplan.layers.lowrank import merge, project, q_grad, sampled, scaled, up_geometry, up_grad
 from floorplan.torch_doors import kernel_of
 
@@ -82,11 +74,11 @@ def conv_site(x: Tensor, s: FusedConv, q: Tensor | None, branch: bool) -> Tensor
     """conv(pad(x), W') + b of a site; as two branches, conv(q, a*U) is added in place."""
     w = weight(s, branch)
     if s.geo.native:
-        z = conv(x, w, s.bias, s.geo, s.geo.groups)
+        z = geometry.conv(x, w, s.bias, s.geo, s.geo.groups)
     else:  # the padded copy of a few samples at a time
-        z = empty_like_map(x, (x.shape[0], s.out_channels, *out_size(x.shape, s.geo)))
+        z = empty_like_map(x, (x.shape[0], s.out_channels, *geometry.out_size(x.shape, s.geo)))
         for i in parts(x.shape[0], MORE):
-            z[i].copy_(conv(pad(x[i], s.geo), w, s.bias, s.geo, s.geo.groups))
+            z[i].copy_(geometry.conv(geometry.pad(x[i], s.geo), w, s.bias, s.geo, s.geo.groups))
     del w
     if branch and q is not None:
         _add_branch_(z, q, s)
@@ -100,7 +92,7 @@ def _add_branch_(z: Tensor, q: Tensor, s: FusedConv) -> None:
         return
     up = up.flatten(0, 1) if geo.transposed else up
     for i in parts(z.shape[0]):
-        z[i].add_(conv(pad(q[i], geo), up, None, geo, geo.groups))
+        z[i].add_(geometry.conv(geometry.pad(q[i], geo), up, None, geo, geo.groups))
 
 
 def add_product_(y: Tensor, x: Tensor, w: Tensor) -> bool:
@@ -154,7 +146,7 @@ def up_gradient(g: Tensor, q: Tensor, s: FusedConv) -> Tensor:
     up, geo = cast(Tensor, s.U), up_geometry(s.geo)
     if layout_of(g) and geo.groups == 1 and not geo.transposed:
         # As a matrix product with so few columns it takes ten times as long.
-        return scaled(conv_weight_grad(g, pad(q, geo), up, geo, 1), s.scale, s.geo)
+        return scaled(geometry.conv_weight_grad(g, geometry.pad(q, geo), up, geo, 1), s.scale, s.geo)
     return up_grad(g, q, up, s.scale, s.geo)
 
 
@@ -170,12 +162,12 @@ def input_grad(g: Tensor, s: FusedConv, shape: tuple[int, ...], branch: bool) ->
     """gx of a site, for an x of this shape."""
     geo, w = s.geo, weight(s, branch)
     if geo.native:
-        gx = conv_input_grad(g, w, padded_size(shape, geo), geo, geo.groups)
+        gx = geometry.conv_input_grad(g, w, geometry.padded_size(shape, geo), geo, geo.groups)
     else:  # without the margins, which would be held with it
         gx = empty_like_map(g, shape)
         for i in parts(g.shape[0], MORE):
-            size = padded_size(gx[i].shape, geo)
-            gx[i].copy_(unpad(conv_input_grad(g[i], w, size, geo, geo.groups), geo))
+            size = geometry.padded_size(gx[i].shape, geo)
+            gx[i].copy_(geometry.unpad(geometry.conv_input_grad(g[i], w, size, geo, geo.groups), geo))
     del w
     if branch and s.P is not None:
         _add_down_(gx, g, s)
@@ -218,16 +210,16 @@ def add_input_grad_(into: Tensor, g: Tensor, s: FusedConv, branch: bool) -> Tens
 def _add_input_grad_(into: Tensor, g: Tensor, w: Tensor, geo: Geometry) -> None:
     """into += gx, a few samples at a time."""
     for i in parts(g.shape[0]):
-        size = padded_size(into[i].shape, geo)
-        into[i].add_(unpad(conv_input_grad(g[i], w, size, geo, geo.groups), geo))
+        size = geometry.padded_size(into[i].shape, geo)
+        into[i].add_(geometry.unpad(geometry.conv_input_grad(g[i], w, size, geo, geo.groups), geo))
 
 
 def input_grad_(g: Tensor, s: FusedConv, branch: bool) -> Tensor:
     """gx of a site whose input and output have one shape, in g's buffer, a few samples at a time."""
     w, geo = weight(s, branch), s.geo
     for i in parts(g.shape[0]):
-        part, size = g[i], padded_size(g[i].shape, geo)
-        gx = unpad(conv_input_grad(part, w, size, geo, geo.groups), geo)
+        part, size = g[i], geometry.padded_size(g[i].shape, geo)
+        gx = geometry.unpad(geometry.conv_input_grad(part, w, size, geo, geo.groups), geo)
         if branch and s.P is not None:
             _add_down_(gx, part, s)
         part.copy_(gx)

@@ -33,11 +33,7 @@ _EXCLUDED = frozenset(
 _RNN = "input_size hidden_size num_layers bias batch_first dropout bidirectional".split()
 
 # Arguments that the signature hides behind *args.
-_FIELDS: dict[type[nn.Module], list[str]] = {
-    nn.LSTM: [*_RNN, "proj_size"],
-    nn.GRU: _RNN,
-    nn.RNN: [*_RNN, "nonlinearity"],
-}
+_FIELDS: dict[type, list[str]] = {nn.LSTM: [*_RNN, "proj_size"], nn.GRU: _RNN, nn.RNN: [*_RNN, "nonlinearity"]}
 
 # Arguments kept under another name or form.
 _READ: dict[tuple[type[nn.Module], str], Callable[[Any], Any]] = {
@@ -196,9 +192,5 @@ def _difference(module: nn.Module, rebuilt: nn.Module) -> str:
 
 def _shapes(module: nn.Module) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Kind and shape of every tensor of a module."""
-    return {
-        f"{path}.{name}": (registered_as(m, name), tuple(t.shape))
-        for path, m in module.named_modules()
-        for name, t in tensors_of(m).items()
-        if t is not None
-    }
+    held = ((path, m, name, t) for path, m in module.named_modules() for name, t in tensors_of(m).items())
+    return {f"{path}.{name}": (registered_as(m, name), tuple(t.shape)) for path, m, name, t in held if t is not None}

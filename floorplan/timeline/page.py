@@ -16,18 +16,8 @@ from string import Template
 from typing import Any
 
 from floorplan.errors import amount
-from floorplan.timeline.bands import (
-    Band,
-    Layouts,
-    band_of,
-    extent,
-    is_kept,
-    lasts,
-    layouts_of,
-    moment,
-    phases,
-    used_bands,
-)
+from floorplan.timeline import bands
+from floorplan.timeline.bands import Band, Layouts
 from floorplan.timeline.blocks import StepTimeline
 
 SCRIPTS = ("model.js", "draw.js", "panel.js", "tell.js", "page.js")
@@ -38,7 +28,7 @@ def page(timelines: Sequence[StepTimeline], offsets: Layouts | None, title: str,
 
     FloorplanError where there is no timeline, or a layout does not fit its timeline.
     """
-    layouts = layouts_of("page", timelines, offsets)
+    layouts = bands.layouts_of("page", timelines, offsets)
     style, script = _asset("page.css"), "'use strict';\n" + "\n".join(map(_asset, SCRIPTS))
     return Template(_asset("page.html")).substitute(
         title=_text(title),
@@ -76,33 +66,33 @@ def _text(text: str) -> str:
 def _json(timelines: Sequence[StepTimeline], layouts: Layouts) -> str:
     """The data of the page; nothing in it can end the script element that holds it."""
     strings: dict[str, int] = {}
-    bands = used_bands(timelines)
-    lines = [_line(t, o, bands, strings) for t, o in zip(timelines, layouts, strict=True)]
-    shown = [{"name": b.name, "light": b.light, "dark": b.dark} for b in bands]
+    used = bands.used_bands(timelines)
+    lines = [_line(t, o, used, strings) for t, o in zip(timelines, layouts, strict=True)]
+    shown = [{"name": b.name, "light": b.light, "dark": b.dark} for b in used]
     document = {"bands": shown, "lines": lines, "strings": list(strings)}
     raw = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return raw.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _line(
-    t: StepTimeline, offsets: Sequence[int] | None, bands: Sequence[Band], strings: dict[str, int]
+    t: StepTimeline, offsets: Sequence[int] | None, used: Sequence[Band], strings: dict[str, int]
 ) -> dict[str, Any]:
     """Columns of numbers, one entry a block; words are numbers into `strings`."""
     number: Callable[[str], int] = lambda word: strings.setdefault(_sound(word), len(strings))  # noqa: E731
-    places = {b.name: i for i, b in enumerate(bands)}
-    chosen = [i for i, b in enumerate(t.blocks) if lasts(b)]
+    places = {b.name: i for i, b in enumerate(used)}
+    chosen = [i for i, b in enumerate(t.blocks) if bands.lasts(b)]
     blocks = [t.blocks[i] for i in chosen]
     return {
         "name": _sound(t.name),
         "events": t.events,
         "peak": t.peak,
         "peakAt": t.peak_at,
-        "arena": extent(t, offsets),
-        "phases": phases(t),
+        "arena": bands.extent(t, offsets),
+        "phases": bands.phases(t),
         "born": [b.born for b in blocks],
         "died": [b.died for b in blocks],
         "bytes": [b.nbytes for b in blocks],
-        "band": [places[band_of(b)] for b in blocks],
+        "band": [places[bands.band_of(b)] for b in blocks],
         "offset": None if offsets is None else [offsets[i] for i in chosen],
         "node": [number(b.node) for b in blocks],
         "op": [number(b.op) for b in blocks],
@@ -114,10 +104,8 @@ def _line(
 def _summary(timelines: Sequence[StepTimeline], layouts: Layouts) -> str:
     """The figures, readable without JavaScript: one row a timeline, turned on its side in a narrow window."""
     both = list(zip(timelines, layouts, strict=True))
-    columns = [
-        ("requested peak", [_peak(t, timelines[0]) for t in timelines]),
-        ("kept for the backward then", [_kept(t) for t in timelines]),
-    ]
+    columns = [("requested peak", [_peak(t, timelines[0]) for t in timelines])]
+    columns.append(("kept for the backward then", [_kept(t) for t in timelines]))
     if any(o is not None for o in layouts):
         columns.append(("arena (static layout)", [_arena(t, o) for t, o in both]))
     if any(t.state for t in timelines):
@@ -133,11 +121,11 @@ def _summary(timelines: Sequence[StepTimeline], layouts: Layouts) -> str:
 
 def _peak(t: StepTimeline, first: StepTimeline) -> str:
     less = f" ({first.peak / t.peak:.1f}× less)" if t is not first and 0 < t.peak < first.peak else ""
-    return f"<b>{_amount(t.peak)}</b>{less}<small>{_text(moment(t, t.peak_at))}</small>"
+    return f"<b>{_amount(t.peak)}</b>{less}<small>{_text(bands.moment(t, t.peak_at))}</small>"
 
 
 def _kept(t: StepTimeline) -> str:
-    nbytes = sum(b.nbytes for b in t.alive(t.peak_at) if is_kept(b))
+    nbytes = sum(b.nbytes for b in t.alive(t.peak_at) if bands.is_kept(b))
     share = f"<small>{100 * nbytes / t.peak:.1f} % of the peak</small>" if t.peak else ""
     return _amount(nbytes) + share
 
@@ -145,7 +133,7 @@ def _kept(t: StepTimeline) -> str:
 def _arena(t: StepTimeline, offsets: Sequence[int] | None) -> str:
     if offsets is None:
         return "—"
-    size = extent(t, offsets)
+    size = bands.extent(t, offsets)
     return f"{_amount(size)}<small>{size / t.peak:.4f} × the peak</small>" if t.peak else _amount(size)
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from floorplan.budget.remat.ladder import Remat, Rung, climb
@@ -51,21 +50,11 @@ class RematReport(Report):
     def as_json(self) -> dict[str, Any]:
         """The document of `--json`, schema floorplan.remat/1."""
         rungs = [{**vars(r), "recomputed": sorted(r.recomputed)} for r in self.result.ladder]
-        return {
-            "schema": "floorplan.remat/1",
-            "model": self.name,
-            "batch": self.batch,
-            "loss": self.loss,
-            "budget": self.budget,
-            "state": self.state,
-            "rung": self.result.rung,
-            "fits": self.fits,
-            "measured": self.measured,
-            "lossy": list(self.lossy),
-            "versions": versions(),
-            "rungs": rungs,
-            "notes": [*self.notes, *self._words()],
-        }
+        head = {"schema": "floorplan.remat/1", "model": self.name, "batch": self.batch, "loss": self.loss}
+        asked = {"budget": self.budget, "state": self.state}
+        found = {"rung": self.result.rung, "fits": self.fits, "measured": self.measured, "lossy": list(self.lossy)}
+        notes = [*self.notes, *self._words()]
+        return {**head, **asked, **found, "versions": versions(), "rungs": rungs, "notes": notes}
 
     def _words(self) -> list[str]:
         """The search's notes, but for its own budget, which leaves out what stands apart."""
@@ -138,16 +127,12 @@ def recomputed(
     gm.train()
     given = filled(s.inputs, batch)
     target = target_for(gm, given, loss)
-    state = _state(gm, given, target)
+    trained = bytes_of_tensors([p for p in gm.parameters() if p.requires_grad])
+    state = bytes_of_tensors(model_state(gm)) + memory.optimizer_state(trained)
+    state += bytes_of_tensors(list(tensors_in((*given, target))))  # the batch stands there too
     room = None if budget is None else max(budget - state, 0)
     result = climb(gm, given, loss=run, target=target).fit(room)
     result.module.meta.update(gm.meta)
     again = Step(result.module, given, target, run)
     real = step_figures(again, fake=False).requested_peak if measured else None
     return RematReport(s.name, batch, loss, budget, state, result, real, tuple(named), s.notes)
-
-
-def _state(gm: nn.Module, given: Sequence[Any], target: torch.Tensor) -> int:
-    trained = bytes_of_tensors([p for p in gm.parameters() if p.requires_grad])
-    batch = bytes_of_tensors(list(tensors_in((*given, target))))
-    return bytes_of_tensors(model_state(gm)) + memory.optimizer_state(trained) + batch

@@ -13,20 +13,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from floorplan import torch_doors as doors
 from floorplan.graph.copies import clone_structure
 from floorplan.layers.layer import Layer
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.kernels import as_really_run, quiet_fakes
 from floorplan.ledger.recurrent import fused_lstm
-from floorplan.torch_doors import (
-    TorchDispatchMode,
-    model_state,
-    schema_of,
-    storage_key,
-    tensors_in,
-    tree_iter,
-    tree_map,
-)
+from floorplan.torch_doors import storage_key, tensors_in
 
 _STATISTICS = "batch_norm"  # native, cudnn and miopen kernels write running statistics and do not say so
 
@@ -46,7 +39,7 @@ class Value:
     saves: list[str] = field(default_factory=list)  # owners whose memory it keeps for its backward
 
 
-class _Ops(TorchDispatchMode):
+class _Ops(doors.TorchDispatchMode):
     """What the ops of one node do besides returning results."""
 
     def __init__(self) -> None:
@@ -59,11 +52,11 @@ class _Ops(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        schema = schema_of(func)
+        schema = doors.schema_of(func)
         named = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
-        given = {storage_key(t) for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)}
+        given = {storage_key(t) for t in doors.tree_iter((args, kwargs)) if isinstance(t, Tensor)}
         out = as_really_run(func, args, kwargs)
-        made = [t for t in tree_iter(out) if isinstance(t, Tensor)]
+        made = [t for t in doors.tree_iter(out) if isinstance(t, Tensor)]
         self.born |= {storage_key(t) for t in made} - given
         self.alive += made
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -73,7 +66,7 @@ class _Ops(TorchDispatchMode):
                 self.refused = "it updates running statistics"
         for a in schema.arguments:
             if a.alias_info is not None and a.alias_info.is_write and a.name in named:
-                self.written |= {storage_key(t) for t in tree_iter(named[a.name]) if isinstance(t, Tensor)}
+                self.written |= {storage_key(t) for t in doors.tree_iter(named[a.name]) if isinstance(t, Tensor)}
         return out
 
 
@@ -82,7 +75,7 @@ class _Study(fx.Interpreter):
         super().__init__(gm)
         self.extra_traceback, self.garbage_collect_values, self.ops = False, False, ops
         self.values: dict[str, Value] = {}
-        self.owners: dict[int, str] = {storage_key(t): "" for t in (*model_state(gm), *tensors_in(tuple(inputs)))}
+        self.owners: dict[int, str] = {storage_key(t): "" for t in (*doors.model_state(gm), *tensors_in(tuple(inputs)))}
         self.apart = set(self.owners)
 
     def run_node(self, n: fx.Node) -> Any:
@@ -113,7 +106,7 @@ class _Study(fx.Interpreter):
     def _macs(self, n: fx.Node) -> int:
         """Multiply-adds of the call when nothing is to be differentiated, as it is computed again."""
         given = self.fetch_args_kwargs_from_env(n)
-        args, kwargs = tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, given)
+        args, kwargs = doors.tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, given)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             getattr(self, n.op)(n.target, args, kwargs)
         return int(counter.get_total_flops()) // 2
