@@ -247,6 +247,19 @@ def other_lstm(run: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def rebound(spaces: Iterable[dict[str, Any]], new: Mapping[int, Any]) -> Iterator[None]:
+    """Names in these namespaces that stand for an object of one of these ids stand for another meanwhile."""
+    found = [(space, k, v) for space in spaces for k, v in space.items() if id(v) in new]
+    for space, k, v in found:
+        space[k] = new[id(v)]
+    try:
+        yield
+    finally:
+        for space, k, v in found:
+            space[k] = v
+
+
 def _changed(what: str) -> RuntimeError:
     return RuntimeError(f"torch {torch.__version__}: {what} cannot be replaced as in 2.13 and 2.14; use one of these")
 

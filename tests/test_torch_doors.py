@@ -565,3 +565,10 @@ def test_tensors_in_any_container() -> None:
 
     a, b, c = (torch.zeros(n) for n in (1, 2, 3))
     assert list(map(len, doors.tensors_in({"out": [Output(a, (b,)), None, 3], "more": c}))) == [1, 2, 3]
+
+
+def test_names_are_rebound_and_put_back() -> None:
+    space = {"a": len, "b": 3, "c": len}
+    with doors.rebound([space], {id(len): sum}):
+        assert space == {"a": sum, "b": 3, "c": sum}
+    assert space == {"a": len, "b": 3, "c": len}

@@ -7,6 +7,7 @@ forward fails   ->   call_module, in `opaque` with the reason
 
 import collections
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, KeysView, Sequence
 from types import FrameType
 from typing import Any, cast
@@ -18,6 +19,7 @@ from floorplan.graph import decide
 from floorplan.graph.decide import Evaluator, Undecided, ValueBranch
 from floorplan.graph.leaves import Refusal, is_plain_leaf, leaf_reason
 from floorplan.graph.proxies import Proxy
+from floorplan.graph.recorded import recording
 from floorplan.torch_doors import checkpointing, is_erased, renew, saved_hooks
 
 
@@ -30,6 +32,21 @@ def _context() -> dict[str, Any]:
         "switches autocast on or off": [torch.is_autocast_enabled(k) and torch.get_autocast_dtype(k) for k in kinds],
         "computes under torch.no_grad() or in a custom autograd.Function": gradients,
     }
+
+
+class Misfit(TypeError):
+    """A module is called with arguments that its forward does not take, as Python itself would say."""
+
+
+def _fits(m: nn.Module, args: Any, kwargs: Any) -> None:
+    try:
+        takes = inspect.signature(m.forward)
+    except (TypeError, ValueError):  # written in C++
+        return
+    try:
+        takes.bind(*args, **kwargs)
+    except TypeError as e:
+        raise Misfit(f"{type(m).__name__}.forward() {e}") from None
 
 
 class Tracer(fx.Tracer):
@@ -53,7 +70,8 @@ class Tracer(fx.Tracer):
         self.evaluator = Evaluator(root, self.inputs)
         self.names = {id(t): n for n, t in [*root.named_buffers(), *root.named_parameters()]}
         self.context, self.rng = _context(), torch.get_rng_state()
-        graph = super().trace(root, concrete_args)
+        with recording(root, self.called, self.size):
+            graph = super().trace(root, concrete_args)
         if self.refused is not None:  # the forward's own `except` has swallowed it
             raise self.refused
         self._settle(None)
@@ -83,6 +101,7 @@ class Tracer(fx.Tracer):
         """Trace into m, or call it as a whole where that fails."""
         if self.evaluator.running or m not in (self.submodule_paths or {}):
             return forward(*args, **kwargs)
+        _fits(m, args, kwargs)
         last = next(iter(reversed(self.graph.nodes)), None)
         stack, opaque = self.module_stack.copy(), dict(self.opaque)
         notes, asked = dict(self.notes), self.asked
@@ -91,11 +110,30 @@ class Tracer(fx.Tracer):
         except Exception as e:
             self.module_stack, self.opaque = stack, opaque
             self.notes, self.asked = notes, asked
+            if isinstance(e, Misfit):  # what the forward did before stands, as it does when it runs
+                raise
             self._roll_back(last)
             path = self.path_of_module(m)
             self.opaque[path] = reason_of(e)
             self.refused = None
-            return self.create_proxy("call_module", path, args, kwargs)
+            whole = self.create_proxy("call_module", path, args, kwargs)
+            if not isinstance(e, Refusal | ValueBranch | Undecided) and self._raises(whole.node, e):
+                del self.opaque[path]
+                self._roll_back(last)
+                raise
+            return whole
+
+    def _raises(self, node: fx.Node, e: Exception) -> bool:
+        """Whether the call of a module as a whole raises the same: then its caller is to see it, and may catch it."""
+        try:
+            self.evaluator.value(node)
+        except Undecided as found:
+            cause = found.__cause__
+            places = [decide.raised_at(x.__traceback__) for x in (cause, e) if x is not None]
+            return type(cause) is type(e) and len(set(places)) == 1
+        except ValueBranch:
+            return False
+        return False
 
     def _roll_back(self, last: fx.Node | None) -> None:
         for node in list(reversed(self.graph.nodes)):
@@ -207,6 +245,17 @@ class Tracer(fx.Tracer):
             self.asked = None
             if frame is None or frame is not asker or frame.f_lasti != at:
                 self.notes[note] = None
+
+    def called(self, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a function that is a node as it is."""
+        return self.create_proxy("call_function", f, args, kwargs)
+
+    def size(self, obj: Any) -> Any:
+        """len() in the model's own code: of a tensor it is a size, which the graph takes again when it runs."""
+        if isinstance(obj, fx.Proxy) and not self.evaluator.running:
+            if isinstance(self._ask(lambda: self.evaluator.value(obj.node)), Tensor):
+                return cast(Any, obj).size(0)
+        return len(obj)
 
     def length(self, obj: fx.Proxy) -> int:
         """len() of a traced container or tensor."""

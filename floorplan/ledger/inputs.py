@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.layers.layer import Adapter
+from floorplan.layers.targets import detection_ops
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.torch_doors import ConvNd, tensors_in, tree_map, wants_values
 
@@ -72,6 +73,8 @@ def _takes(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
 
 def smaller_inputs(gm: nn.Module, inputs: Sequence[Any], side: int = 64) -> tuple[Any, ...]:
     """Inputs for verification: batch 2 and positions of at most `side`, if the graph accepts them."""
+    if reads_places(gm):
+        return tuple(inputs)
     most = max((t.numel() for t in tensors_in(tuple(inputs))), default=0)
     whole, small = _of_two(gm, inputs, most), shrunk(gm, inputs, side)
     if whole is None or not _takes(gm, whole):
@@ -81,7 +84,13 @@ def smaller_inputs(gm: nn.Module, inputs: Sequence[Any], side: int = 64) -> tupl
 
 def shrunk(gm: nn.Module, inputs: Sequence[Any], side: int = 64) -> tuple[Any, ...] | None:
     """One input with batch 2 and positions of at most `side`, which nobody has tried; None for others."""
-    return _of_two(gm, inputs, side) if len(inputs) == 1 else None
+    return _of_two(gm, inputs, side) if len(inputs) == 1 and not reads_places(gm) else None
+
+
+def reads_places(gm: nn.Module) -> bool:
+    """Whether an op takes numbers of samples and positions from its input: made up ones may lie outside of memory."""
+    calls = gm.graph.nodes if isinstance(gm, fx.GraphModule) else ()
+    return any(n.target in detection_ops() for n in calls)
 
 
 def _of_two(gm: nn.Module, inputs: Sequence[Any], side: int) -> tuple[Any, ...] | None:

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,6 +20,7 @@ from floorplan.ledger.run import Step, Watch, observe
 from floorplan.torch_doors import tensors_in, tree_map
 
 FLOAT64 = 1e-12
+M = TypeVar("M", bound=nn.Module)
 
 
 class Mismatch(PassError):
@@ -91,7 +92,6 @@ def moved(gm: nn.Module, inputs: Sequence[Any], seed: int) -> tuple[nn.Module, t
 
 
 AMPLIFIED = 10.0  # a pass rounds in every op of the net, the model moved by one unit in its inputs and weights alone
-Run = Callable[[nn.Module, Sequence[Any]], Values]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Rounding:
 
     model: nn.Module
     inputs: Sequence[Any]
-    run: Run
+    run: Callable[[nn.Module, Sequence[Any]], Values]
 
     @cached_property
     def seen(self) -> list[Values]:
@@ -151,21 +151,19 @@ def runs_in_double(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     return ""
 
 
-def _drawn(gm: fx.GraphModule) -> fx.GraphModule:
+def _drawn(gm: M) -> M:
     twin = copy.deepcopy(gm).eval()
     randomize_adapters(twin)
     return twin
 
 
-def same_start(
-    after: nn.Module, before: nn.Module, inputs: Sequence[Any], where: str = "adapted against source"
-) -> None:
+def same_start(after: nn.Module, before: nn.Module, inputs: Sequence[Any]) -> None:
     """In its own precision, the adapted model must start as the source model in eval mode."""
     got, want = (_outputs(copy.deepcopy(m), inputs) for m in (after, before))
     if not all(bool(torch.isfinite(t).all()) for t in want.outputs):
         return  # a source that gives NaN or infinity has no values to start from
     eps = max((torch.finfo(t.dtype).eps for t in want.outputs if t.is_floating_point()), default=0.0)
-    compare(got, want, 2000 * eps, where, Rounding(before, inputs, _outputs))
+    compare(got, want, 2000 * eps, "adapted against source", Rounding(before, inputs, _outputs))
 
 
 def _outputs(m: nn.Module, inputs: Sequence[Any]) -> Values:
