@@ -193,6 +193,7 @@ def _once(model: nn.Module, inputs: Sequence[Any]) -> Traced:
             forget_tracer(graph)
             tidy(graph, tracer.lines)
             gm = fx.GraphModule(model, graph, type(model).__name__)
+            tracer.quiet.frozen(gm)
     except ValueBranch as e:
         todo = "give that part a module of its own, or decide it when the model is built"
         raise TraceError(f"forward: {e}; {todo}") from e

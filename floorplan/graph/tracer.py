@@ -7,7 +7,6 @@ forward fails   ->   call_module, in `opaque` with the reason
 
 import collections
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator, KeysView, Sequence
 from types import FrameType
 from typing import Any, cast
@@ -17,36 +16,23 @@ from torch import Tensor, fx, nn
 
 from floorplan.graph import decide
 from floorplan.graph.decide import Evaluator, Undecided, ValueBranch
-from floorplan.graph.leaves import Refusal, is_plain_leaf, leaf_reason
+from floorplan.graph.leaves import Misfit, Refusal, fits, is_plain_leaf, leaf_reason
 from floorplan.graph.proxies import Proxy
+from floorplan.graph.quiet import Quiet, in_function
 from floorplan.graph.recorded import recording
 from floorplan.torch_doors import checkpointing, is_erased, renew, saved_hooks
 
 
 def _context() -> dict[str, Any]:
     """What a graph cannot record of the place where a node is made, by the reason to refuse it where it changes."""
-    kinds, gradients = ("cpu", "cuda"), (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+    kinds = ("cpu", "cuda")
     return {
         "uses activation checkpointing": checkpointing(),
         "keeps tensors by saved-tensor hooks of its own": saved_hooks(),
         "switches autocast on or off": [torch.is_autocast_enabled(k) and torch.get_autocast_dtype(k) for k in kinds],
-        "computes under torch.no_grad() or in a custom autograd.Function": gradients,
+        "computes in a custom autograd.Function": in_function(),
+        "computes under torch.inference_mode()": torch.is_inference_mode_enabled(),
     }
-
-
-class Misfit(TypeError):
-    """A module is called with arguments that its forward does not take, as Python itself would say."""
-
-
-def _fits(m: nn.Module, args: Any, kwargs: Any) -> None:
-    try:
-        takes = inspect.signature(m.forward)
-    except (TypeError, ValueError):  # written in C++
-        return
-    try:
-        takes.bind(*args, **kwargs)
-    except TypeError as e:
-        raise Misfit(f"{type(m).__name__}.forward() {e}") from None
 
 
 class Tracer(fx.Tracer):
@@ -70,6 +56,7 @@ class Tracer(fx.Tracer):
         self.evaluator = Evaluator(root, self.inputs)
         self.names = {id(t): n for n, t in [*root.named_buffers(), *root.named_parameters()]}
         self.context, self.rng = _context(), torch.get_rng_state()
+        self.quiet = Quiet(self, root)
         with recording(root, self.called, self.size):
             graph = super().trace(root, concrete_args)
         if self.refused is not None:  # the forward's own `except` has swallowed it
@@ -101,7 +88,7 @@ class Tracer(fx.Tracer):
         """Trace into m, or call it as a whole where that fails."""
         if self.evaluator.running or m not in (self.submodule_paths or {}):
             return forward(*args, **kwargs)
-        _fits(m, args, kwargs)
+        fits(m, args, kwargs)
         last = next(iter(reversed(self.graph.nodes)), None)
         stack, opaque = self.module_stack.copy(), dict(self.opaque)
         notes, asked = dict(self.notes), self.asked
@@ -161,7 +148,8 @@ class Tracer(fx.Tracer):
         self._settle(decide.calling_frame())
         if target == "self":  # which the code of a graph calls its module
             args = (*args[:2], "self_", *args[3:])
-        node = super().create_node(kind, target, *args, **kwargs)
+        args = (*self.quiet.across(kind, target, *args[:2]), *args[2:])
+        node = self.quiet.made(super().create_node(kind, target, *args, **kwargs))
         if line := decide.place(decide.user_frame()):
             self.lines[node.name] = node.meta["line"] = line
         return node

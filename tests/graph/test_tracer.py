@@ -157,11 +157,6 @@ class Double(torch.autograd.Function):
         return g * 3
 
 
-def no_grad(s: Any, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        return x * 2
-
-
 def autocast(s: Any, x: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return s.c(x)  # type: ignore[no-any-return]
@@ -176,7 +171,6 @@ def offloaded(s: Any, x: Tensor) -> Any:
     ("fn", "why"),
     [
         (offloaded, "saved-tensor hooks"),
-        (no_grad, "computes under torch.no_grad()"),
         (lambda s, x: cast(Any, Double).apply(x), "custom autograd.Function"),
         (autocast, "switches autocast"),
         (lambda s, x: x + torch.rand(7), "draws random numbers"),
