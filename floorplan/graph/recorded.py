@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from floorplan.layers.targets import detection_ops
+from floorplan.layers.targets import leaf_functions
 from floorplan.torch_doors import rebound, tree_leaves
 
 _SIZED = (torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn)  # take sizes one by one, too
@@ -44,7 +44,7 @@ def recording(model: nn.Module, record: Record, length: Callable[[Any], Any]) ->
 
         return call
 
-    functions: list[Callable[..., Any]] = [*_SIZED, *_COUNTED, *detection_ops()]
+    functions: list[Callable[..., Any]] = [*_SIZED, *_COUNTED, *leaf_functions()]
     taken = {id(f): instead(f, f in _SIZED) for f in functions}
     packages = {c.__module__.partition(".")[0] for m in model.modules() for c in type(m).__mro__}
     loaded = {n: vars(m) for n, m in list(sys.modules.items()) if m is not None and not n.startswith("torch.")}
@@ -57,4 +57,4 @@ def recording(model: nn.Module, record: Record, length: Callable[[Any], Any]) ->
             yield
     finally:
         for space in asked:
-            del space["len"]
+            space.pop("len", None)  # a module may be known by two names

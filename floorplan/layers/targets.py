@@ -115,6 +115,12 @@ def _registered(name: str) -> Any | None:
     return op
 
 
+def leaf_functions() -> list[Target]:
+    """The functions of other packages that a graph calls as they are, of those packages that are imported."""
+    drop_path = getattr(sys.modules.get("timm.layers"), "drop_path", None)
+    return [*detection_ops(), *([drop_path] if drop_path is not None else [])]
+
+
 def detection_ops() -> list[Target]:
     """The functions of torchvision.ops that a graph calls as they are; none where nothing has imported it."""
     ops = sys.modules.get("torchvision.ops")
