@@ -19,7 +19,7 @@ from floorplan.files import ensure_drawable, ensure_writable
 from floorplan.ledger import sarif
 from floorplan.ledger import why as explain
 from floorplan.methods import pictures
-from floorplan.methods.catalogue import METHODS, plans_of
+from floorplan.methods.catalogue import method_names, plans_of
 from floorplan.methods.compare import compared
 from floorplan.methods.merge_file import merge_file
 from floorplan.methods.subject import Source
@@ -119,7 +119,7 @@ def compare(
     given: opt.ModelOptions,
     where: opt.SiteOptions,
     to: opt.Outputs,
-    methods: Annotated[str, typer.Option(help="Comma-separated: " + ", ".join(METHODS) + ".")] = "full,lora-c,memflora",
+    methods: Annotated[str, typer.Option(help="Comma-separated: " + ", ".join(method_names()) + ".")] = "full,lora-c,memflora",
     rank: Annotated[str, typer.Option(help="Ranks, comma-separated.")] = "2",
     batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "8",
     loss: opt.Loss = "cross_entropy",
@@ -207,7 +207,7 @@ def main() -> None:
     except Exception as e:
         # Typer's own exceptions (a missing argument, an unknown option) are click's, vendored or not.
         if hasattr(e, "format_message"):
-            _refuse(f"{e.format_message()}; `floorplan --help` lists what there is")
+            _refuse(f"{e.format_message().rstrip('.')}; `floorplan --help` lists what there is")
         if os.environ.get("FLOORPLAN_TRACEBACK"):
             raise
         what = " ".join(str(e).split())[:200]

@@ -3,7 +3,7 @@
     y = act(z)       keeps 1 bit an element: lo < z < hi
     gz = g*inside where the bit is 1, g*outside where it is 0
 
-To add an activation, add its record to ACTIVATIONS.
+To add an activation, add its record to _RECORDS.
 """
 
 import math

@@ -107,7 +107,8 @@ class CheckReport(Report):
 
     def parts(self) -> Iterator[str | Table]:
         """Figures, pillars and guilty tensors, and the verdict with what it rests on."""
-        what = "as it stands" if self.subject == "as-is" else f"as `rewrite --rank {self.rank}` would adapt it"
+        asked = f"--rank {self.rank}" if self.rank else f"--method {self.method}"
+        what = "as it stands" if self.subject == "as-is" else f"as `rewrite {asked}` would adapt it"
         yield from (f"{self.name} ({what}), input {', '.join(str(list(i)) for i in self.inputs)}", "")
         yield from (_figures(self), _pillars(self))
         count = len(self.proof.guilty)  # few are printed; a CSV has all tensors, the guilty first

@@ -165,7 +165,8 @@ def _schedule_of(plan: Mapping[str, Any] | str | Path | None, model: fx.GraphMod
     if isinstance(plan, Mapping) and "schema" not in plan:
         return Schedule.of(plan)
     document = read_plan(plan)
-    planned, has = options_in(document)["rank"], {m.rank for _, m in adapters(model)}
+    planned, asked = options_in(document)["rank"], model.meta.get("floorplan", {}).get("rank")
+    has = {m.rank for _, m in adapters(model)} if asked is None else {asked}  # a layer may have less than was asked for
     if has and has != {planned}:
         raise FloorplanError(f"compile_step: the plan is for rank {planned}, the model has rank {max(has)}; plan again")
     return Schedule.of(schedule_in(document))
