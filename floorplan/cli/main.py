@@ -19,7 +19,7 @@ from floorplan.files import ensure_drawable, ensure_writable
 from floorplan.ledger import sarif
 from floorplan.ledger import why as explain
 from floorplan.methods import pictures
-from floorplan.methods.catalogue import method_names, plans_of
+from floorplan.methods.catalogue import plans_of
 from floorplan.methods.compare import compared
 from floorplan.methods.merge_file import merge_file
 from floorplan.methods.subject import Source
@@ -119,7 +119,7 @@ def compare(
     given: opt.ModelOptions,
     where: opt.SiteOptions,
     to: opt.Outputs,
-    methods: Annotated[str, typer.Option(help="Comma-separated: " + ", ".join(method_names()) + ".")] = "full,lora-c,memflora",
+    methods: opt.Methods = "full,lora-c,memflora",
     rank: Annotated[str, typer.Option(help="Ranks, comma-separated.")] = "2",
     batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "8",
     loss: opt.Loss = "cross_entropy",

@@ -24,6 +24,7 @@ Model = Annotated[
     str, typer.Argument(help="A .pt file of torch.save(model), pkg.mod:factory, file.py:factory, or an adapted.pt.")
 ]
 Input = Annotated[list[str] | None, typer.Option("--input", help="Shape of one sample, C,H,W; once for each input.")]
+Methods = Annotated[str, typer.Option(help="Comma-separated: " + ", ".join(method_names()) + ".")]
 Sites = Annotated[str, typer.Option(help="auto, all, pointwise, or globs over conv names (comma-separated).")]
 Rank = Annotated[int | None, typer.Option(help="Judge the model as `rewrite` would adapt it at this rank.", min=1)]
 RankSet = Annotated[int, typer.Option(help="Rank of the adapters.", min=1)]
