@@ -179,8 +179,7 @@ def _unequal(
         if same.get(a) is not b:
             yield path, a, b
     elif isinstance(a, slice) and isinstance(b, slice):
-        sides = ((s.start, s.stop, s.step) for s in (a, b))
-        if any(_unequal(*sides, same)):
+        if any(_unequal((a.start, a.stop, a.step), (b.start, b.stop, b.step), same)):
             yield path, a, b
     elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
