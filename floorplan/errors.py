@@ -62,8 +62,7 @@ def describe(error: BaseException, limit: int = 240) -> str:
 
 
 _OF_SIZES = re.compile(
-    r"size|shape|dim(ension)?s?\b|channel|kernel|broadcast|expand|length|elements?\b|stride|range|bounds"
-    r"|too small|split",
+    r"size|shape|dim(ension)?s?\b|channel|kernel|broadcast|expand|length|elements?\b|stride|range|bounds|too small",
     re.I,
 )
 
