@@ -39,7 +39,7 @@ def _seen(step: Step, model: nn.Module, inputs: Sequence[Any], target: Tensor, f
 
     driven = ledger.Step(model, (*inputs, *weights), target, drive=drive)
     fakes = concrete_fakes(model, driven.given) if fake else False
-    if fakes:
+    if not isinstance(fakes, bool):
         fakes.mode.allow_non_fake_inputs = True  # a loss of the user's has weights of its own
     seen = ledger.run(driven, fake=fakes)
     trained = bytes_of_tensors([t for t in model_state(model) if t.requires_grad])
