@@ -65,9 +65,9 @@ def seeded(out: Any, grads: Sequence[Tensor | None]) -> Tensor:
     """As a loss of `out` whose gradients are known: 0, for its value is not asked for."""
     pairs = [(t, g) for t, g in zip(tensors_in(out), grads, strict=True) if g is not None and t.requires_grad]
     if not pairs:
-        zero: Tensor = next(tensors_in(out)).new_zeros(())
-        return zero
-    return applied(_Seed, [g for _, g in pairs], *(t for t, _ in pairs))
+        return next(tensors_in(out)).new_zeros(())
+    loss: Tensor = applied(_Seed, [g for _, g in pairs], *(t for t, _ in pairs))
+    return loss
 
 
 class Region:
