@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from floorplan.errors import FloorplanError
 from floorplan.files import ensure_writable, whole
 from floorplan.graph.trace import Traced, trace
-from floorplan.graph.untouched import in_mode
+from floorplan.graph.untouched import in_mode, mode_of
 from floorplan.layers.adapter import adapter_rank
 from floorplan.ledger.analyze import Analysis, analyze
 from floorplan.ledger.figures import Figures, measure
@@ -86,7 +86,8 @@ def _report(
     shapes = tuple(tuple(t.shape) for t in s.inputs if isinstance(t, Tensor))
     counted = measure(real, s.inputs, autocast=autocast) if measured else None
     notes = (*s.notes, *traced.notes, *found.notes)
-    return CheckReport(s.name, shapes, found.proof, found.figures, counted, notes, traced.opaque, traced.lines)
+    report = CheckReport(s.name, shapes, found.proof, found.figures, counted, notes, traced.opaque, traced.lines)
+    return replace(report, mode=mode_of(real))
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,12 @@ def complete(have: nn.Module, want: nn.Module) -> None:
 MODES = ("saved", "train", "eval")
 
 
+def mode_of(model: nn.Module) -> str:
+    """train, eval or mixed: what the flags of the modules say whose forward can ask for them."""
+    flags = {m.training for m in model.modules()}
+    return "mixed" if len(flags) > 1 else "train" if True in flags else "eval"
+
+
 @contextmanager
 def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
     """The model in train or eval mode for a while; "saved" leaves it as it is."""

@@ -99,10 +99,10 @@ class Recorder:
     def _pack(self, t: Tensor) -> Any:
         """Note a tensor and hold its storage, as autograd would; the tensor itself only if it will be asked for."""
         key, held, node = storage_key(t), self._held(t), self.tracker.node
-        owner, size = self.owners.get(key, "kept"), t.numel() * t.element_size()
+        live = self.tracker.alive.get(key)  # state that the forward has resized is alive as well
+        owner, size = self.owners.get(key, "kept") if live is None else "kept", t.numel() * t.element_size()
         if self.counts and owner != "state":
             self._count(size)
-        live = self.tracker.alive.get(key)
         if live is not None and isinstance(held, Tensor):
             self.versions.append((weakref.ref(held), version_of(held), node))
         number = self._number("address", key) if live is None else self._number("life", live)
