@@ -162,7 +162,7 @@ def proved(side: str, model: nn.Module, x: Tensor) -> dict[str, Any]:
     from floorplan.ledger.analyze import analyze
 
     traced = trace(model.train(), (x,))
-    found = analyze(traced.gm, (x,), opaque=traced.opaque)
+    found = analyze(traced, (x,))
     known: dict[str, Any] = {
         f"saved_{side}": found.figures.saved,
         f"verdict_{side}": found.proof.verdict,
