@@ -81,7 +81,7 @@ class Examination:
         self.assumptions[:0] = map(self._marked, self.proof.assumptions)
         if self.same:
             points = "; ".join(map(said, self.same[:4])) + (f"; {len(self.same) - 4} more" if self.same[4:] else "")
-            self.notes.append(f"tried on the model itself at {points}: {SAME}")
+            self.assumptions.append(f"other sizes are as those tried on the model itself: {points}: {SAME}")
         return self
 
     def _far(self) -> None:
