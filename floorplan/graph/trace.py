@@ -37,6 +37,7 @@ class Traced:
     notes: tuple[str, ...] = ()  # assumptions and losses, one line each
     opaque: dict[str, str] = field(default_factory=dict)  # module path -> why it is one node
     lines: dict[str, str] = field(default_factory=dict)  # node name -> "file.py:123"
+    asks: bool = False  # the forward branches on a size, or makes a number of one
     own: "Traced | None" = None  # with both modes: the graph of the mode that the model is in
 
 
@@ -95,7 +96,7 @@ def _both(model: nn.Module, inputs: Sequence[Any], flags: set[bool]) -> Traced:
                 _follow(base.gm, nodes[p.index], p)
             notes = dict.fromkeys(n for t in (base, *runs.values()) for n in t.notes)
             opaque = {k: v for t in (*runs.values(), base) for k, v in t.opaque.items()}
-            return Traced(base.gm, tuple(notes), opaque, base.lines, as_is)
+            return Traced(base.gm, tuple(notes), opaque, base.lines, base.asks, as_is)
         base = as_is
     note = f"forward differs between train and eval mode (first difference: {failed})"
     said = (*runs[False].notes, f"{note}; {EVAL_ONLY}")
@@ -241,7 +242,7 @@ def _once(model: nn.Module, inputs: Sequence[Any]) -> Traced:
         return _whole(model, names, reason_of(e))
     finally:
         torch.set_rng_state(rng)
-    return Traced(gm, tuple(dict.fromkeys([*tracer.notes, *changed])), tracer.opaque, tracer.lines)
+    return Traced(gm, tuple(dict.fromkeys([*tracer.notes, *changed])), tracer.opaque, tracer.lines, tracer.asks)
 
 
 def _whole(model: nn.Module, names: Sequence[str], reason: str) -> Traced:

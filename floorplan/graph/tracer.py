@@ -50,6 +50,7 @@ class Tracer(fx.Tracer):
         self.cache: dict[str, fx.Proxy] = {}
         self.evaluator: Evaluator = cast(Evaluator, None)
         self.refused: ValueBranch | None = None
+        self.asks = False  # whether the forward has asked for a size
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         """The graph of `root`; raises what its own forward raises."""
@@ -199,6 +200,7 @@ class Tracer(fx.Tracer):
         frame = decide.user_frame()
         answer = bool(self._ask(lambda: self.evaluator.scalar(obj.node, bool)))
         if not _rank_only(obj.node):
+            self.asks = True
             sizes = self.evaluator.sizes()
             asked = decide.expression(frame) or obj.node.name
             self._note(frame, f"branch decided for input sizes {sizes}: {asked} is {answer}")
@@ -219,6 +221,7 @@ class Tracer(fx.Tracer):
     def number(self, obj: fx.Proxy, kind: Callable[[Any], Any]) -> Any:
         """int(), float() or index() of a size."""
         value = self._ask(lambda: self.evaluator.scalar(obj.node, cast(type, kind)))
+        self.asks = True
         frame = decide.calling_frame()
         sizes, line = self.evaluator.sizes(), decide.source_line(decide.user_frame())
         note = f"{decide.place(decide.user_frame())}: a size is fixed at {value} for input sizes {sizes}: {line}"
@@ -250,7 +253,7 @@ class Tracer(fx.Tracer):
         value = self._ask(lambda: self.evaluator.value(obj.node))
         answer = len(value)
         if not isinstance(value, torch.Size):
-            sizes = self.evaluator.sizes()
+            self.asks, sizes = True, self.evaluator.sizes()
             self._note(decide.user_frame(), f"length taken as {answer} for input sizes {sizes}")
         return answer
 
@@ -258,7 +261,7 @@ class Tracer(fx.Tracer):
         """Unroll a loop over a traced container or tensor."""
         value, node = self._ask(lambda: self.evaluator.value(obj.node)), obj.node
         if not isinstance(value, torch.Size):
-            sizes, n = self.evaluator.sizes(), len(value)
+            self.asks, sizes, n = True, self.evaluator.sizes(), len(value)
             self._note(decide.user_frame(), f"loop unrolled {n} times for input sizes {sizes}")
         if isinstance(value, Tensor):
             obj = cast(fx.Proxy, torch.unbind(cast(Any, obj)))
