@@ -67,8 +67,8 @@ class StorageTracker(doors.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._entered: list[tuple[int, str]] = []  # (autograd's next number then, node)
         self._forward_end = 0
         # Storages are held, not their tensors, which may change theirs: a freed key would be given to one that counts.
-        self._held = [t.untyped_storage() for t in (known := list(ignore))]
-        self._ignored = {doors.storage_key(t): t.untyped_storage().nbytes() for t in known}
+        self._held = {doors.storage_key(t): t.untyped_storage() for t in ignore}
+        self._ignored = {key: s.nbytes() for key, s in self._held.items()}
         self.alive: dict[int, int] = {}
 
     def enter(self, node: str, direction: str = "forward") -> None:
