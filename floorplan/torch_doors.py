@@ -3,6 +3,7 @@
 torch promises none of this to stay; tests/test_torch_doors.py says of each what is relied on.
 """
 
+import copy
 import linecache
 import sys
 import warnings
@@ -271,6 +272,25 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
             yield leaf
         elif hasattr(leaf, "__dataclass_fields__"):
             yield from tensors_in(dict(vars(leaf)))
+
+
+def map_tensors(f: Callable[[Tensor], Any], tree: Any) -> Any:
+    """The same containers with f of every tensor, in the order of `tensors_in`."""
+
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return f(leaf)
+        if hasattr(leaf, "__dataclass_fields__") and not isinstance(leaf, type):
+            twin = copy.copy(leaf)
+            for k, v in vars(leaf).items():
+                made = map_tensors(f, v)
+                object.__setattr__(twin, k, made)
+                if isinstance(twin, dict) and k in twin:  # a ModelOutput is both
+                    dict.__setitem__(twin, k, made)
+            return twin
+        return leaf
+
+    return tree_map(of, tree)
 
 
 def arguments(inputs: Any) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from floorplan.ledger import run as ledger
 from floorplan.ledger.storage import StorageTracker
 from floorplan.step.compile import Step
+from floorplan.step.guard import refuse_unsplit
 from floorplan.timeline.blocks import Block, StepTimeline
 from floorplan.timeline.run import apart, timeline_of
 from floorplan.torch_doors import bytes_of_tensors, model_state
@@ -26,6 +27,7 @@ def measure(step: Step, inputs: Sequence[Any], target: Tensor) -> StepTimeline:
 
 def _seen(step: Step, model: nn.Module, inputs: Sequence[Any], target: Tensor, fake: bool) -> StepTimeline:
     def drive(model: nn.Module, given: tuple[Any, ...], tracker: StorageTracker) -> Any:
+        refuse_unsplit(step, given[:-1], given[-1])  # as the first call does
         out = step.bound(model, tracker.enter)(given[:-1], given[-1])
         tracker.enter("", "optimizer")
         return out

@@ -5,7 +5,7 @@ from small import Inverted, Residual
 from steps import graph_of
 from torch import Tensor, nn
 
-from floorplan.ledger.losses import total_of
+from floorplan.ledger.losses import LOSSES
 from floorplan.step.compile import compile_step, compiled
 from floorplan.step.rules import RULES
 from floorplan.step.schedule import Schedule
@@ -32,7 +32,7 @@ def test_programs_of_one_look_are_those_of_two() -> None:
     for schedule in (Schedule(), Schedule(stages=(("pool", 1),), branches=()), Schedule(micro_batch=1)):
         step = compiled(s, "sum", schedule)
         assert step.source == compile_step(gm, "sum", x, plan=schedule).source
-        assert step.loss is total_of and not step.mean
+        assert step.loss is LOSSES["sum"]
 
 
 def test_an_inverted_residual_is_looked_at() -> None:
