@@ -5,6 +5,7 @@ import linecache
 import math
 import sys
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -565,3 +566,15 @@ def test_tensors_in_any_container() -> None:
 
     a, b, c = (torch.zeros(n) for n in (1, 2, 3))
     assert list(map(len, doors.tensors_in({"out": [Output(a, (b,)), None, 3], "more": c}))) == [1, 2, 3]
+    made = doors.map_tensors(lambda t: t + 1, {"out": [Output(a, (b,)), None, 3], "more": c})
+    assert [float(t[0]) for t in doors.tensors_in(made)] == [1, 1, 1] and made["out"][0].name == "x" and not a.any()
+
+    @dataclass
+    class Both(OrderedDict[str, Tensor]):  # as ModelOutput is
+        logits: Tensor
+
+        def __post_init__(self) -> None:
+            self["logits"] = self.logits
+
+    both = doors.map_tensors(lambda t: t + 1, Both(a))
+    assert both.logits is both["logits"] and float(both.logits) == 1 and not a.any()

@@ -101,7 +101,11 @@ def _roomy_loss(at: int) -> Callable[[Sequence[Any], Any], Any]:
 
 def _in_order(args: Sequence[Any], out: Tensor) -> Tensor:
     """torch's own kernels of some losses' backward put the gradient in a contiguous tensor, however the map lies."""
-    return out if out.is_contiguous() or _is_symbolic(out) else torch.empty_like(out, memory_format=torch.contiguous_format)
+    return (
+        out
+        if out.is_contiguous() or _is_symbolic(out)
+        else torch.empty_like(out, memory_format=torch.contiguous_format)
+    )
 
 
 _aten = torch.ops.aten

@@ -78,6 +78,17 @@ class Named:
         return str(self.given.get("reduction", _KINDS[self.name].reductions[0]))
 
     @property
+    def weights(self) -> list[Tensor]:
+        """The tensors among its options."""
+        return [v for v in self.options.values() if isinstance(v, Tensor)]
+
+    def on(self, weights: Sequence[Tensor]) -> "Named":
+        """The same with other tensors in their place: fakes of them."""
+        left = iter(weights)
+        own = {k: next(left) if isinstance(v, Tensor) else v for k, v in self.options.items()}
+        return Named(self.name, {**own, "reduction": self.reduction}, self.first)
+
+    @property
     def adds_up(self) -> bool:
         """Whether parts can share it out: not if a weight may be one an element of the whole batch."""
         w = self.options.get("weight")

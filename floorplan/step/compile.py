@@ -85,7 +85,7 @@ class Step(Compiled):
         return source_of(self.program, type(self.module).__name__, self.schedule, self.layout, marked)
 
     def bound(
-        self, model: nn.Module, at: Callable[[str, str], None] | None = None
+        self, model: nn.Module, at: Callable[[str, str], None] | None = None, loss: Loss | None = None
     ) -> Callable[[Sequence[Any], Any], Tensor]:
         """The step on a model's modules, its own or their fakes; `at` is told every node and direction."""
         source = self._source(at is not None)
@@ -93,7 +93,7 @@ class Step(Compiled):
         show_source(name, source)
         space: dict[str, Any] = {"at": at}
         exec(compile(source, name, "exec"), space)
-        return space["make_step"](model, self.loss, self.mean, at)  # type: ignore[no-any-return]
+        return space["make_step"](model, loss or self.loss, self.mean, at)  # type: ignore[no-any-return]
 
     @property
     def fallback(self) -> dict[str, str]:
