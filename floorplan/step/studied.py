@@ -18,7 +18,7 @@ def ordered(gm: fx.GraphModule) -> list[fx.Node]:
     taken: dict[fx.Node, list[fx.Node]] = {}
     for n in gm.graph.nodes:
         if n.op == "call_function" and n.target is operator.getitem and isinstance(n.args[0], fx.Node):
-            if not any(isinstance(a, fx.Node) for a in n.args[1:]):
+            if len(n.all_input_nodes) == 1:
                 taken.setdefault(n.args[0], []).append(n)
     out: list[fx.Node] = []
 

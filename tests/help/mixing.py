@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from steps import graph_of
 from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
-from floorplan.graph.trace import trace
 from floorplan.ledger.losses import Shared, as_loss
 from floorplan.step.compile import Schedule, compile_step
 from floorplan.step.studied import crossings, ordered
@@ -18,7 +18,7 @@ Change = Callable[[Any, Tensor], Tensor]  # (the net, a map (B, C, H, W)) -> a m
 
 
 def _norm(n: Any, y: Tensor) -> Tensor:
-    return F.batch_norm(y, None, None, n.gain, n.shift, n.training)
+    return F.batch_norm(y, None, None, n.gain, n.shift, True)
 
 
 def _closed(n: Any, y: Tensor) -> Tensor:
@@ -31,14 +31,14 @@ def _attended(y: Tensor) -> Tensor:
 
 
 TOUCH: dict[str, Change] = {
-    "norm": lambda n, y: _norm(n, y) if n.training else y,
+    "norm": _norm,
     "closed": _closed,
     "mean": lambda n, y: y - y.mean((0, 2, 3), keepdim=True) * n.gate,
     "sort": lambda n, y: y + 0.1 * y.sort(0).values,
     "roll": lambda n, y: y + 0.3 * y.roll(1, 0),
     "flip": lambda n, y: y + 0.3 * torch.flip(y, (0,)),
     "index": lambda n, y: y + 0.3 * y[torch.arange(y.shape[0]) - 1],
-    "gather": lambda n, y: y + 0.2 * y.gather(0, y.argsort(0, stable=True)),
+    "gather": lambda n, y: y + 0.2 * y.gather(0, y.sort(0).indices),
     "cumsum": lambda n, y: y + 0.1 * y.cumsum(0),
     "softmax": lambda n, y: y * torch.softmax(y, 0),
     "product": lambda n, y: y + (y.flatten(1) @ y.flatten(1).t()).tanh().mean(1)[:, None, None, None],
@@ -98,7 +98,8 @@ def drawn(choose: random.Random) -> tuple[Mixing, bool]:
 def schedule(gm: Any, choose: random.Random, batch: int) -> Schedule:
     """Micro-batches, a stage, or both, so that the loss sees parts."""
     nodes = ordered(gm)
-    cuts = [n.name for n, v in crossings(nodes)]
+    sites = [k for k, n in enumerate(nodes) if n.op == "call_module" and "convs" in str(n.target)]
+    cuts = [n.name for n, _ in crossings(nodes) if sites[0] <= nodes.index(n) < sites[-1]]
     micro = choose.choice([0, 1, 2, 3, batch - 1])
     if choose.random() < 0.5 or not cuts:
         return Schedule(micro_batch=micro or 2)
@@ -117,7 +118,7 @@ def tried(seed: int, losses: Callable[[tuple[int, ...]], list[Any]]) -> tuple[st
         torch.randn(batch, 3, 6, 6, dtype=torch.float64)
         * torch.linspace(0.2, 3, batch, dtype=torch.float64)[:, None, None, None]
     )
-    gm = trace(net, (x,)).gm.train(net.training)
+    gm = graph_of(net, x).train(net.training)
     shape = tuple(net(x).shape)
     loss, target = choose.choice(losses(shape))
     y, plan = target(), schedule(gm, choose, batch)

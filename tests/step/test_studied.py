@@ -3,7 +3,7 @@
 import torch
 from small import Inverted, Residual
 from steps import graph_of
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from floorplan.ledger.losses import LOSSES
 from floorplan.step.compile import compile_step, compiled
@@ -88,3 +88,12 @@ def test_nothing_upstream_of_the_first_trainable_learns() -> None:
     assert learners(gm, values) == {"stem", "pool", "conv", "proj", "mean", "drop", "fc", "output"}
     gm.get_submodule("stem").U.requires_grad_(False)
     assert learners(gm, values) == {"conv", "proj", "mean", "drop", "fc", "output"}
+
+
+def test_an_item_by_numbers_made_later_stays_behind_them() -> None:
+    class Own(nn.Module):
+        def forward(self, y: Tensor) -> Tensor:
+            return y[torch.arange(y.shape[0]), 0]
+
+    names = [n.name for n in ordered(fx.symbolic_trace(Own()))]
+    assert names.index("arange") < names.index("getitem_1")
