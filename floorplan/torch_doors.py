@@ -107,9 +107,24 @@ def saved_names(kind: type) -> tuple[str, ...]:
     return tuple(n for n in dir(kind) if n.startswith("_saved_") or n == "saved_tensors")
 
 
-def applied(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    """The result of an autograd function; not all versions have a type for its apply."""
-    return cast(Tensor, cast(Any, function).apply(*args))
+def applied(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """What an autograd function makes; not all versions have a type for its apply."""
+    return cast(Any, function).apply(*args)
+
+
+transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active  # whether a transform of torch.func runs
+
+
+def forward_mode() -> bool:
+    """Whether a forward-mode derivative is among the transforms that run."""
+    return any(str(i.key()) == "TransformType.Jvp" for i in torch._C._functorch.get_interpreter_stack() or ())
+
+
+def gradient_levels(t: Tensor) -> tuple[int, ...]:
+    """The levels of torch.func at which t needs a gradient; 0 is autograd's own."""
+    level = max(torch._C._functorch.maybe_get_level(t), 0)
+    inner = gradient_levels(torch._C._functorch.get_unwrapped(t)) if level else ()
+    return (level, *inner) if t.requires_grad else inner
 
 
 @contextmanager

@@ -170,6 +170,28 @@ def test_what_a_node_has_saved_is_found_by_name() -> None:
     assert "saved_tensors" in doors.saved_names(type(doors.applied(Own, x).grad_fn))
 
 
+def test_transforms_and_their_levels_are_seen() -> None:
+    seen: list[Any] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append((doors.transformed(), doors.forward_mode(), doors.gradient_levels(x)))
+        return x.sum()
+
+    x, func = torch.ones(2, 3), torch.func
+    look(x)
+    look(x.clone().requires_grad_())
+    func.vmap(look)(x)
+    func.vmap(func.grad(look))(x)
+    func.grad(lambda x: func.vmap(look)(x).sum())(x)
+    func.grad(lambda x: func.grad(look)(x).sum())(x)
+    func.vmap(look)(x.clone().requires_grad_())
+    func.jvp(look, (x,), (x,))
+    none: tuple[int, ...] = ()
+    assert seen[:2] == [(False, False, none), (False, False, (0,))]
+    assert [s[2] for s in seen[2:]] == [none, (2,), (1,), (2, 1), (0,), none]
+    assert [s[1] for s in seen[2:]] == [False] * 5 + [True] and all(s[0] for s in seen[2:])
+
+
 def test_the_innermost_hooks_are_in_force() -> None:
     assert doors.saved_hooks() is None
     pack, unpack = (lambda t: t), (lambda t: t)

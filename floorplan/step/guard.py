@@ -38,8 +38,8 @@ class Compiled:
 
 
 def trainable_names(model: nn.Module) -> tuple[str, ...]:
-    """Names of what requires a gradient."""
-    return tuple(n for n, p in model.named_parameters() if p.requires_grad)
+    """Names of what requires a gradient, buffers among them."""
+    return tuple(n for n, t in (*model.named_parameters(), *model.named_buffers()) if t.requires_grad)
 
 
 def ready(step: Compiled, given: tuple[Any, ...]) -> None:
