@@ -112,11 +112,12 @@ def choose(convs: Mapping[str, Shape], sites: str, rank: int) -> dict[str, str]:
 def _resolve(convs: Mapping[str, Shape], sites: str, rank: int) -> str:
     if sites != "auto":
         return sites
-    if not any(c.depthwise for c in convs.values()):
-        return "ungrouped"
-    # A ConvNeXt has depthwise convs, but its pointwise layers are Linear: nothing would be left.
-    some = any(not _refusal("", c, "pointwise", sites, rank) for c in convs.values())
-    return "pointwise" if some else "ungrouped"
+    # A ConvNeXt has depthwise convs, but its pointwise layers are Linear; other nets have grouped convs alone.
+    kinds = ["ungrouped", "all"]
+    if any(c.depthwise for c in convs.values()):
+        kinds.insert(0, "pointwise")
+    some = (kind for kind in kinds if any(not _refusal("", c, kind, sites, rank) for c in convs.values()))
+    return next(some, "ungrouped")
 
 
 def _refusal(path: str, conv: Shape, chosen: str, sites: str, rank: int) -> str:

@@ -50,6 +50,7 @@ class Recorder:
         self, tracker: StorageTracker, state: list[Tensor], inputs: list[Tensor], counts: bool, writes: bool = False
     ) -> None:
         self.tracker = tracker
+        # The tracker, told to ignore these, holds their storages: no key of theirs is given to another.
         self.owners = {storage_key(t): "input" for t in inputs} | {storage_key(t): "state" for t in state}
         self.saved: list[Saved] = []
         self.numbers: dict[tuple[str, int], int] = {}

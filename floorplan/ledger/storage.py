@@ -64,9 +64,8 @@ class StorageTracker(doors.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.node, self.direction = "", "forward"
         self._entered: list[tuple[int, str]] = []  # (autograd's next number then, node)
         self._forward_end = 0
-        # The tensors are held, or a freed key could be given to a storage that must be counted.
-        self._held = list(ignore)
-        self._ignored = {doors.storage_key(t) for t in self._held}
+        # Storages are held, not their tensors, which may change theirs: a freed key would be given to one that counts.
+        self._ignored = {doors.storage_key(t): t.untyped_storage() for t in ignore}
         self.alive: dict[int, int] = {}
 
     def enter(self, node: str, direction: str = "forward") -> None:
