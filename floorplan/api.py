@@ -46,6 +46,7 @@ def check(
     weights: str | None = None,
     allow: Sequence[str] = (),
     trust: bool = False,
+    keep_head: bool = False,
 ) -> CheckReport:
     """What will autograd keep, and is it the activation-memory floor?
 
@@ -53,7 +54,7 @@ def check(
     rank: judge the model as `rewrite` would adapt it by `method`; on an adapted model, assert its rank.
     mode: "train" or "eval" sets the model's mode first. measured: run it for real as well.
     """
-    source = Source(model, inputs, batch, shapes, weights, allow, trust)
+    source = Source(model, inputs, batch, shapes, weights, allow, trust, keep_head)
     return checked(source, rank, Plan(method, Options(rank or 1, sites, seed, train_head)), measured, autocast, mode)
 
 
@@ -112,6 +113,7 @@ def rewrite(
     weights: str | None = None,
     allow: Sequence[str] = (),
     trust: bool = False,
+    keep_head: bool = False,
     plan: str | Path | Mapping[str, Any] | None = None,
 ) -> Rewritten:
     """Adapt a model, by default with MemFLoRA: fused sites, folded BatchNorms, packed gates.
@@ -122,7 +124,7 @@ def rewrite(
     Returns a trainable GraphModule in train mode, equal to the source model in eval mode while U = 0,
     and predicted beside measured figures for the model before and after.
     """
-    source = Source(model, inputs, batch, shapes, weights, allow, trust)
+    source = Source(model, inputs, batch, shapes, weights, allow, trust, keep_head)
     return rewritten(source, Plan(method, Options(rank, sites, seed, train_head)), plan, measured)
 
 

@@ -159,6 +159,11 @@ class FusedConv(Adapter):
             return z if self.act is None or self.gate is None else gated(z, self.act, self.gate)
         return call(_Site, *args)
 
+    def value(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        """conv(pad(x), w) + bias."""
+        bias = None if bias is None else bias.to(x.dtype)
+        return conv(pad(x, self.geo), w, bias, self.geo, self.groups(x))
+
 
 def _add(z: Tensor, skip: Tensor | None) -> Tensor:
     """z + skip, into z where it fits."""
@@ -183,8 +188,8 @@ class _Site(CompactFunction):
     def conv(x: Tensor, *args: Any) -> Tensor:
         """The conv and its bias."""
         up, weight, down, scale, bias, site = args
-        w, bias = _merged(weight, up, down, scale, site.geo).to(x.dtype), None if bias is None else bias.to(x.dtype)
-        return conv(pad(x, site.geo), w, bias, site.geo, site.groups(x))
+        y: Tensor = site.value(x, _merged(weight, up, down, scale, site.geo).to(x.dtype), bias)
+        return y
 
     @staticmethod
     def sum(x: Tensor, skip: Tensor | None, *args: Any) -> Tensor:

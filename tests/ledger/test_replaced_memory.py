@@ -1,4 +1,4 @@
-"""A forward that puts other memory behind its own tensors: what is kept is counted right, the first time and the second."""
+"""A forward that puts other memory behind its own tensors: what is kept is counted right, each time."""
 
 import copy
 from typing import Any
