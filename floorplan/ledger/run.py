@@ -30,6 +30,17 @@ from floorplan.ledger.storage import StorageTracker, Timeline
 from floorplan.torch_doors import model_state, storage_key, tensors_in, wants_values
 
 Drive = Callable[[nn.Module, tuple[Any, ...], StorageTracker], Any]  # a whole step in its own way
+_OF_SIZES = (
+    "size",
+    "shape",
+    "dim",
+    "channel",
+    "length",
+    "broadcast",
+    "kernel",
+    "small",
+    "out of range",
+)  # of an op's error
 
 
 @dataclass(frozen=True)
@@ -192,7 +203,9 @@ class _Walker(fx.Interpreter):
             if isinstance(e, TraceError):
                 raise TraceError(f"{n.name}: {e}") from e
             reason = " ".join(str(e).split())[:300]
-            raise TraceError(f"{n.name}: {type(e).__name__}: {reason}; give sizes that fit with --input") from e
+            sizes = isinstance(e, RuntimeError | ValueError) and any(word in reason.lower() for word in _OF_SIZES)
+            way = "give sizes that fit with --input" if sizes else "the model's own forward fails so"
+            raise TraceError(f"{n.name}: {type(e).__name__}: {reason}; {way}") from e
 
 
 @contextmanager
