@@ -106,11 +106,17 @@ class Examination:
     def _explore(self) -> None:
         """Follow every path through the branches on sizes that the model's code takes."""
         todo: list[list[Answer]] = [[]]
+        start = {k: max(v, 2) for k, v in self.axes.given.items()}  # a size of 1 is no symbol
+        start = start if self.at(start) else self.axes.given
         done: set[tuple[Answer, ...]] = set()
         paths = 0
         while todo:
             wanted = todo.pop(0)
-            for point in _some(solutions(wanted, self.axes.given)) if wanted else [self.axes.given]:
+            points = list(_some(solutions(wanted, self.axes.given))) if wanted else [start]
+            if not points and len(wanted[-1][0].free_symbols) > 1:
+                relation, held = wanted[-1]
+                self.assumptions.append(f"{relation} is {not held}: no sizes were found at which it is {held}")
+            for point in points:
                 if wanted and not self.at(point):
                     continue
                 if (paths := paths + 1) > _PATHS:

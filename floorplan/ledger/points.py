@@ -19,7 +19,7 @@ from floorplan.torch_doors import tensors_in, tree_map
 
 Point = dict[str, int]  # name of a size -> its value
 Answer = tuple[sympy.Expr, bool]  # a relation of sizes, and whether it holds
-_MOST = 20000  # points looked at for one question
+_MOST, _ALL = 5000, 4097  # points looked at for one question; values of one size alone
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,8 @@ def solutions(wanted: Sequence[Answer], start: Point) -> Iterator[Point]:
     relations = [r for r, _ in wanted]
     names = sorted({s.name for r in relations for s in r.free_symbols} & start.keys())
     values = [_candidates(start[n], relations) for n in names]
+    if len(names) == 1:  # one size: every value that a model is likely to compare it with
+        values[0] = [*dict.fromkeys((*values[0], *range(1, _ALL)))]
     for chosen in itertools.islice(itertools.product(*values), _MOST):
         point = start | dict(zip(names, chosen, strict=True))
         if all(holds(r, point) is want for r, want in wanted):
