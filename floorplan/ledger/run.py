@@ -30,17 +30,6 @@ from floorplan.ledger.storage import StorageTracker, Timeline
 from floorplan.torch_doors import model_state, storage_key, tensors_in, wants_values
 
 Drive = Callable[[nn.Module, tuple[Any, ...], StorageTracker], Any]  # a whole step in its own way
-_OF_SIZES = (
-    "size",
-    "shape",
-    "dim",
-    "channel",
-    "length",
-    "broadcast",
-    "kernel",
-    "small",
-    "out of range",
-)  # of an op's error
 
 
 @dataclass(frozen=True)
