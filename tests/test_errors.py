@@ -2,17 +2,7 @@
 
 import pytest
 
-from floorplan.errors import (
-    FloorplanError,
-    amount,
-    bytes_of,
-    clean,
-    describe,
-    fault_of_sizes,
-    first_line,
-    one_line,
-    short,
-)
+from floorplan.errors import FloorplanError, amount, bytes_of, clean, describe, first_line, one_line, short
 
 
 @pytest.mark.parametrize(
@@ -53,23 +43,3 @@ def test_budgets_are_read() -> None:
 def test_what_is_no_amount_is_refused(bad: str) -> None:
     with pytest.raises(FloorplanError, match="^--budget "):
         bytes_of(bad)
-
-
-@pytest.mark.parametrize(
-    ("error", "sizes"),
-    [
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x4 and 5x6)"), True),
-        (RuntimeError("Given groups=1, weight of size [8, 3, 3, 3], expected input to have 3 channels"), True),
-        (ValueError("Expected more than 1 value per channel when training"), True),
-        (RuntimeError("Kernel size can't be greater than actual input size"), True),
-        (IndexError("index 7 is out of bounds for dimension 1 with size 3"), True),
-        (AssertionError(), True),
-        (TypeError("forward() got an unexpected keyword argument 'lengths'"), False),
-        (KeyError("image_size"), False),
-        (AttributeError("'Tensor' object has no attribute 'sizes'"), False),
-        (RuntimeError("expected scalar type Long but found Float"), False),
-        (NotImplementedError("no kernel"), False),
-    ],
-)
-def test_other_sizes_are_asked_for_where_sizes_are_at_fault(error: Exception, sizes: bool) -> None:
-    assert fault_of_sizes(error) is sizes

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from floorplan.errors import FloorplanError
 from floorplan.layers import bits as packing
 from floorplan.layers import levels as fit_levels
 from floorplan.layers.activations import ACTIVATIONS, NAMED, options_of, record_of
 from floorplan.layers.bits import _flat, _format, _pack_torch, _unpack_torch
-from floorplan.layers.functions import CompactFunction, by_sample, call, learns
 from floorplan.layers.layer import Layer
 from floorplan.layers.levels import Floats
+from floorplan.torch_doors import applied
 
 FITS = ("normal", "minimax")
 SMOOTH = {a.name: a.derivative for a in ACTIVATIONS.values() if a.derivative}
@@ -133,9 +133,6 @@ def _(g: Tensor, packed: Tensor, levels: list[float], bits: int, layout: int) ->
     return torch.empty_like(g, memory_format=_format(g, layout))
 
 
-by_sample(pack_levels, apply_levels)
-
-
 class LossyActivation(Layer):
     """LOSSY: nn.`name`, exact forward, whose gradient is g times one of 2**bits levels. Any shape."""
 
@@ -189,18 +186,13 @@ class LossyActivation(Layer):
 
     def forward(self, z: Tensor) -> Tensor:
         """act(z), out of place."""
-        return call(_Lossy, z, self) if learns(z) else self.act(z)
+        if not (torch.is_grad_enabled() and z.requires_grad):
+            return self.act(z)  # type: ignore[no-any-return]
+        return applied(_Lossy, z, self)
 
 
-class _Lossy(CompactFunction):
+class _Lossy(torch.autograd.Function):
     """act(z) that keeps the numbers of the levels of its derivative."""
-
-    layer = "LossyActivation"
-
-    @staticmethod
-    def formula(z: Tensor, layer: LossyActivation) -> Tensor:
-        why = "LossyActivation: an approximate gradient has no further derivative"
-        raise FloorplanError(f"{why}; rewrite without --lossy-bits, or take one gradient, in reverse mode")
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, layer: LossyActivation) -> Tensor:
@@ -210,6 +202,7 @@ class _Lossy(CompactFunction):
         return layer.act(z)  # type: ignore[no-any-return]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
         return apply_levels(g, packed, ctx.levels, ctx.bits, ctx.layout), None

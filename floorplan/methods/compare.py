@@ -103,13 +103,12 @@ def compare(
     weights: str | None = None,
     allow: Sequence[str] = (),
     trust: bool = False,
-    keep_head: bool = False,
 ) -> Comparison:
     """Every method at every rank and batch: predicted on fake tensors, measured too if asked.
 
     The model is not changed. Methods that the model has no place for are listed with the reason.
     """
-    source = Source(model, inputs, None, shapes, weights, allow, trust, keep_head)
+    source = Source(model, inputs, None, shapes, weights, allow, trust)
     plans = plans_of(methods, ranks, Options(sites=sites, seed=seed, train_head=train_head))
     return compared(source, plans, batches, loss, measured)
 

@@ -50,7 +50,6 @@ class Source:
     weights: str | None = None
     allow: Sequence[str] = ()
     trust: bool = False
-    keep_head: bool = False  # a layer whose weights have another number of outputs keeps its own
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,7 @@ class Subject:
 
 def loaded(source: Source) -> Loaded:
     """The file or factory that a source names."""
-    how: dict[str, Any] = {"allow": source.allow, "trust": source.trust, "keep_head": source.keep_head}
-    return load_model(str(source.model), weights=source.weights, **how)
+    return load_model(str(source.model), weights=source.weights, allow=source.allow, trust=source.trust)
 
 
 def subject_of(source: Source) -> Subject:
