@@ -2,7 +2,7 @@
 
 import pytest
 
-from floorplan.errors import FloorplanError, amount, bytes_of, clean, describe, first_line, one_line, short
+from floorplan.errors import amount, clean, describe, first_line, one_line, short
 
 
 @pytest.mark.parametrize(
@@ -31,15 +31,3 @@ def test_errors_on_one_line() -> None:
     assert first_line(ValueError("\n one\ntwo")) == "one" and first_line(KeyError()) == "KeyError"
     assert len(first_line(ValueError("x" * 300))) == 200
     assert describe(ValueError("a\nb")) == "ValueError: a b" and describe(KeyError()) == "KeyError"
-
-
-def test_budgets_are_read() -> None:
-    assert bytes_of("32MB") == 32_000_000
-    assert bytes_of("32MiB") == 33_554_432 == bytes_of("33554432") == bytes_of(33_554_432)
-    assert bytes_of("1.5 kB") == 1500 and bytes_of("32") == 32
-
-
-@pytest.mark.parametrize("bad", ["lots", "-1MB", "0", "3 parsecs", "", True])
-def test_what_is_no_amount_is_refused(bad: str) -> None:
-    with pytest.raises(FloorplanError, match="^--budget "):
-        bytes_of(bad)

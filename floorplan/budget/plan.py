@@ -5,6 +5,7 @@
 The budget counts everything: weights, Adam's two moments, the caller's batch and what the step allocates.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from floorplan.budget.model import Model, Reference, Setting, model_at, referenc
 from floorplan.budget.net import Costed
 from floorplan.budget.report import PlanReport, PlanRow
 from floorplan.budget.search import exact, fastest, largest, one_more_than, schedules, smallest, uncut
-from floorplan.errors import FloorplanError, bytes_of
+from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapter_rank
 from floorplan.ledger.inputs import filled
 from floorplan.ledger.losses import loss_named
@@ -240,3 +241,17 @@ def _grown(report: PlanReport, model: str, t: Setting) -> PlanReport:
     except FloorplanError as e:
         return replace(report, notes=(*report.notes, str(e)))
     return replace(report, measured={**report.measured, "resident_growth": grown})
+
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def bytes_of(budget: str | int) -> int:
+    """32MB (1e6), 32MiB (2^20), 33554432."""
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", str(budget))
+    if isinstance(budget, bool) or not found or found[2].lower() not in _UNITS:
+        raise FloorplanError(f"--budget {budget}: not an amount of memory; write 32MB, 32MiB or 33554432")
+    n = int(float(found[1]) * _UNITS[found[2].lower()]) if found[2] or "." in found[1] else int(found[1])
+    if n < 1:
+        raise FloorplanError(f"--budget {budget}: a budget is a positive number of bytes")
+    return n

@@ -9,12 +9,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from floorplan import api
+from floorplan.budget.plan import bytes_of
 from floorplan.budget.remat.report import recomputed
 from floorplan.cli import gate
 from floorplan.cli import options as opt
 from floorplan.cli.options import busy, spelled_out
 from floorplan.cli.plan import BUDGET, plan
-from floorplan.errors import FloorplanError, bytes_of
+from floorplan.errors import FloorplanError
 from floorplan.files import ensure_drawable, ensure_writable
 from floorplan.ledger import sarif
 from floorplan.ledger import why as explain

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from floorplan.budget.plan import planned
+from floorplan.budget.plan import bytes_of, planned
 from floorplan.budget.report import PlanReport
 from floorplan.cli.options import Batch, Loss, Measure, MethodOptions, ModelOptions, Outputs, busy, numbers
 from floorplan.cost_models.arena import Placement, place
-from floorplan.errors import FloorplanError, bytes_of
+from floorplan.errors import FloorplanError
 from floorplan.files import write_text
 from floorplan.methods.catalogue import plans_of
 from floorplan.timeline import arena as arena_export

@@ -33,7 +33,7 @@ def layout_of(z: Tensor) -> int:
     if z.dim() not in (4, 5):
         return 0
     if all(isinstance(n, int) for n in (*z.shape, *z.stride())):
-        return int(not z.is_contiguous() and z.is_contiguous(memory_format=_format(z, 1)))
+        return int(not z.is_contiguous() and z.is_contiguous(memory_format=format_of(z, 1)))
     dims = range(z.dim())
     return int(_has_strides(z, [0, *dims[2:], 1]) and not _has_strides(z, dims))
 
@@ -48,7 +48,7 @@ def _has_strides(z: Tensor, order: Sequence[int]) -> bool:
     return True
 
 
-def _format(z: Tensor, layout: int) -> torch.memory_format:
+def format_of(z: Tensor, layout: int) -> torch.memory_format:
     if layout == 0:
         return torch.contiguous_format
     return torch.channels_last if z.dim() == 4 else torch.channels_last_3d
@@ -56,12 +56,12 @@ def _format(z: Tensor, layout: int) -> torch.memory_format:
 
 def as_layout(z: Tensor, layout: int) -> Tensor:
     """z dense in `layout`; itself if it is."""
-    return z.contiguous(memory_format=_format(z, layout))
+    return z.contiguous(memory_format=format_of(z, layout))
 
 
 def empty_like_map(like: Tensor, shape: Sequence[int], layout: int | None = None) -> Tensor:
     """Memory of another shape with as many dimensions, in `layout` or laid out as `like` is."""
-    form = _format(like, layout_of(like) if layout is None else layout)
+    form = format_of(like, layout_of(like) if layout is None else layout)
     return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=form)
 
 
@@ -72,10 +72,10 @@ def bytes_for(n: int, bits: int, device: torch.device) -> Tensor:
 
 def dense_in(z: Tensor, layout: int) -> bool:
     """Whether the memory order of z is that of `layout`, without gaps."""
-    return z.is_contiguous(memory_format=_format(z, layout))
+    return z.is_contiguous(memory_format=format_of(z, layout))
 
 
-def _flat(z: Tensor, layout: int) -> Tensor:
+def flat_view(z: Tensor, layout: int) -> Tensor:
     """z, dense in `layout`, as a 1-D view in memory order."""
     return (z.movedim(1, -1) if layout else z).view(-1)
 
@@ -115,7 +115,7 @@ def _pool(pid: int) -> ThreadPoolExecutor:
 def pack_gate(z: Tensor, lo: float, hi: float, closed: bool) -> Tensor:
     """Bits of lo < z < hi (lo <= z <= hi if closed), z of any shape -> uint8 (ceil(numel/8),)."""
     layout = layout_of(z)
-    z = _flat(as_layout(z.detach(), layout), layout)
+    z = flat_view(as_layout(z.detach(), layout), layout)
     out = bytes_for(z.numel(), 1, z.device)
     pack = _pack_gate_numpy if z.device.type == "cpu" else _pack_gate_torch
     pack(z, lo, hi, closed, out)
@@ -131,7 +131,7 @@ def _pack_gate_numpy(z: Tensor, lo: float, hi: float, closed: bool, out: Tensor)
     bits, values = out.numpy(), z.numpy() if z.dtype in _NUMPY else z
 
     def work(part: slice, where: slice) -> None:
-        mask = _between(values[part], lo, hi, closed)
+        mask = between(values[part], lo, hi, closed)
         bits[where] = np.packbits(np.asarray(mask), bitorder="little")
 
     spread(z.numel(), work, z.dtype in _NUMPY)
@@ -139,11 +139,11 @@ def _pack_gate_numpy(z: Tensor, lo: float, hi: float, closed: bool, out: Tensor)
 
 def _pack_gate_torch(z: Tensor, lo: float, hi: float, closed: bool, out: Tensor) -> None:
     for part, where in _segments(z.numel(), SEGMENT):
-        mask = _between(z[part], lo, hi, closed)
-        out[where] = _pack_torch(mask.view(torch.uint8), 1)
+        mask = between(z[part], lo, hi, closed)
+        out[where] = pack_by_shifts(mask.view(torch.uint8), 1)
 
 
-def _between(z: Any, lo: float, hi: float, closed: bool) -> Any:
+def between(z: Any, lo: float, hi: float, closed: bool) -> Any:
     """lo < z < hi; an infinite bound is not compared with."""
     if lo == -math.inf and hi == math.inf:
         return z == z
@@ -164,7 +164,7 @@ def apply_gate(g: Tensor, packed: Tensor, layout: int, inside: float, outside: f
     """
     source, out = source_and_target(g, layout)
     run = _apply_numpy if g.device.type == "cpu" else _apply_torch
-    run(_flat(source, layout), packed, inside, outside, _flat(out, layout))
+    run(flat_view(source, layout), packed, inside, outside, flat_view(out, layout))
     return out
 
 
@@ -176,14 +176,14 @@ def source_and_target(g: Tensor, layout: int) -> tuple[Tensor, Tensor]:
 
 @apply_gate.register_fake
 def _(g: Tensor, packed: Tensor, layout: int, inside: float, outside: float) -> Tensor:
-    return torch.empty_like(g, memory_format=_format(g, layout))
+    return torch.empty_like(g, memory_format=format_of(g, layout))
 
 
 @torch.library.custom_op("floorplan::apply_gate_", mutates_args=("g",))
 def apply_gate_(g: Tensor, packed: Tensor, layout: int, inside: float, outside: float) -> None:
     """`apply_gate` in the buffer of g, which is dense in `layout`."""
     run = _apply_numpy if g.device.type == "cpu" else _apply_torch
-    flat = _flat(g.detach(), layout)
+    flat = flat_view(g.detach(), layout)
     run(flat, packed, inside, outside, flat)
 
 
@@ -210,7 +210,7 @@ def _apply_numpy(g: Tensor, packed: Tensor, inside: float, outside: float, out: 
 
 def _apply_torch(g: Tensor, packed: Tensor, inside: float, outside: float, out: Tensor) -> None:
     for part, where in _segments(g.numel(), SEGMENT):
-        _select(g[part], _unpack_torch(packed[where], g[part].numel(), 1), inside, outside, out[part])
+        _select(g[part], unpack_by_shifts(packed[where], g[part].numel(), 1), inside, outside, out[part])
 
 
 def _select(g: Tensor, m: Tensor, inside: float, outside: float, out: Tensor) -> None:
@@ -239,7 +239,7 @@ def pack_fields(v: Tensor, bits: int) -> Tensor:
     v = v.detach().contiguous().view(-1)
     if bits == 1 and v.device.type == "cpu":
         return torch.from_numpy(np.packbits(v.numpy(), bitorder="little"))
-    return _pack_torch(v, bits)
+    return pack_by_shifts(v, bits)
 
 
 @pack_fields.register_fake
@@ -247,7 +247,7 @@ def _(v: Tensor, bits: int) -> Tensor:
     return bytes_for(v.numel(), bits, v.device)
 
 
-def _pack_torch(v: Tensor, bits: int) -> Tensor:
+def pack_by_shifts(v: Tensor, bits: int) -> Tensor:
     each = 8 // bits
     if v.numel() % each:
         v = torch.nn.functional.pad(v, (0, each - v.numel() % each))
@@ -263,7 +263,7 @@ def unpack_fields(packed: Tensor, n: int, bits: int) -> Tensor:
     """The n fields of `bits` bits that pack_fields put into `packed` -> uint8 (n,)."""
     if bits == 1 and packed.device.type == "cpu":
         return torch.from_numpy(np.unpackbits(packed.numpy(), count=n, bitorder="little"))
-    return _unpack_torch(packed, n, bits)
+    return unpack_by_shifts(packed, n, bits)
 
 
 @unpack_fields.register_fake
@@ -271,7 +271,7 @@ def _(packed: Tensor, n: int, bits: int) -> Tensor:
     return torch.empty(n, dtype=torch.uint8, device=packed.device)
 
 
-def _unpack_torch(packed: Tensor, n: int, bits: int) -> Tensor:
+def unpack_by_shifts(packed: Tensor, n: int, bits: int) -> Tensor:
     each = 8 // bits
     out = torch.empty(packed.numel(), each, dtype=torch.uint8, device=packed.device)
     for i in range(each):

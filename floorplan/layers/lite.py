@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from floorplan.layers.activations import Gate
 from floorplan.layers.adapter import as_conv_starts
-from floorplan.layers.bits import _between
+from floorplan.layers.bits import between
 from floorplan.layers.geometry import Geometry, frozen_conv
 from floorplan.layers.layer import Adapter, Layer, PlainConv
 from floorplan.layers.macs import Macs
@@ -155,7 +155,7 @@ class TinySite(PaperSite):
     @staticmethod
     def kept_gate(z: Tensor, gate: Gate) -> Tensor:
         """A byte an element."""
-        return _between(z, gate.lo, gate.hi, gate.closed)  # type: ignore[no-any-return]
+        return between(z, gate.lo, gate.hi, gate.closed)  # type: ignore[no-any-return]
 
     @staticmethod
     def gated(g: Tensor, kept: Tensor, layout: int, gate: Gate) -> Tensor:

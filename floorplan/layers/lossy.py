@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from floorplan.layers import bits as packing
 from floorplan.layers import levels as fit_levels
 from floorplan.layers.activations import ACTIVATIONS, NAMED, options_of, record_of
-from floorplan.layers.bits import _flat, _format, _pack_torch, _unpack_torch
+from floorplan.layers.bits import flat_view, format_of, pack_by_shifts, unpack_by_shifts
 from floorplan.layers.layer import Layer
 from floorplan.layers.levels import Floats
 from floorplan.torch_doors import applied
@@ -97,7 +97,7 @@ def _edges(nearest: Callable[[Floats], Any], grid: Floats, kind: Any) -> Floats:
 def pack_levels(z: Tensor, edges: list[float], codes: list[int], bits: int) -> Tensor:
     """Numbers of the levels of z, any shape -> uint8 (ceil(numel*bits/8),), in z's memory order."""
     layout = packing.layout_of(z)
-    flat = _flat(packing.as_layout(z.detach(), layout), layout)
+    flat = flat_view(packing.as_layout(z.detach(), layout), layout)
     out = packing.bytes_for(flat.numel(), bits, z.device)
     step = packing.CPU_SEGMENT if z.device.type == "cpu" else packing.SEGMENT
     kind = torch.float64 if z.dtype == torch.float64 else torch.float32
@@ -105,7 +105,7 @@ def pack_levels(z: Tensor, edges: list[float], codes: list[int], bits: int) -> T
     numbers = torch.tensor(codes, dtype=torch.uint8, device=z.device)
     for i in range(0, flat.numel(), step):
         found = numbers[torch.bucketize(flat[i : i + step].to(kind), bounds, out_int32=True)]
-        out[i * bits // 8 : (i * bits + found.numel() * bits + 7) // 8] = _pack_torch(found, bits)
+        out[i * bits // 8 : (i * bits + found.numel() * bits + 7) // 8] = pack_by_shifts(found, bits)
     return out
 
 
@@ -118,19 +118,19 @@ def _(z: Tensor, edges: list[float], codes: list[int], bits: int) -> Tensor:
 def apply_levels(g: Tensor, packed: Tensor, levels: list[float], bits: int, layout: int) -> Tensor:
     """A new tensor like g, dense in `layout`: g times the level whose number is packed."""
     source, out = packing.source_and_target(g, layout)
-    given, into = _flat(source, layout), _flat(out, layout)
+    given, into = flat_view(source, layout), flat_view(out, layout)
     step = packing.CPU_SEGMENT if g.device.type == "cpu" else packing.SEGMENT
     factors = torch.tensor(levels, dtype=g.dtype, device=g.device)
     for i in range(0, given.numel(), step):
         part = given[i : i + step]
         bytes_ = packed[i * bits // 8 : (i * bits + part.numel() * bits + 7) // 8]
-        torch.mul(part, factors[_unpack_torch(bytes_, part.numel(), bits).int()], out=into[i : i + step])
+        torch.mul(part, factors[unpack_by_shifts(bytes_, part.numel(), bits).int()], out=into[i : i + step])
     return out
 
 
 @apply_levels.register_fake
 def _(g: Tensor, packed: Tensor, levels: list[float], bits: int, layout: int) -> Tensor:
-    return torch.empty_like(g, memory_format=_format(g, layout))
+    return torch.empty_like(g, memory_format=format_of(g, layout))
 
 
 class LossyActivation(Layer):

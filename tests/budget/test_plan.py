@@ -13,7 +13,7 @@ from small import Inverted
 from torch import nn
 
 from floorplan import FloorplanError, load, rewrite, save
-from floorplan.budget.plan import plan
+from floorplan.budget.plan import bytes_of, plan
 from floorplan.budget.report import PlanReport
 from floorplan.step.compile import compile_step
 
@@ -144,3 +144,15 @@ def test_what_is_computed_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     asked.clear()
     assert plan(model, 46_000, x, batch=8, ranks=(1, 3)).choice is None  # two ranks
     assert asked["values_of"] == 2 and asked["clone_structure"] <= 10 + 4
+
+
+def test_budgets_are_read() -> None:
+    assert bytes_of("32MB") == 32_000_000
+    assert bytes_of("32MiB") == 33_554_432 == bytes_of("33554432") == bytes_of(33_554_432)
+    assert bytes_of("1.5 kB") == 1500 and bytes_of("32") == 32
+
+
+@pytest.mark.parametrize("bad", ["lots", "-1MB", "0", "3 parsecs", "", True])
+def test_what_is_no_amount_is_refused(bad: str) -> None:
+    with pytest.raises(FloorplanError, match="^--budget "):
+        bytes_of(bad)

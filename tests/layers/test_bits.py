@@ -31,7 +31,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 def laid_out(z: Tensor, layout: int) -> Tensor:
-    return z.contiguous(memory_format=bits._format(z, layout))
+    return z.contiguous(memory_format=bits.format_of(z, layout))
 
 
 def symbolic(device: str, layout: int) -> tuple[FakeTensorMode, Tensor]:
@@ -52,16 +52,16 @@ def test_gate_on_both_paths(dtype: torch.dtype, shape: tuple[int, ...], layout: 
     packed = pack_gate(z, -0.5, 0.5, False)
     assert layout_of(z) == layout and packed.numel() == (z.numel() + 7) // 8
     other = torch.empty_like(packed)
-    bits._pack_gate_torch(bits._flat(z, layout), -0.5, 0.5, False, other)
+    bits._pack_gate_torch(bits.flat_view(z, layout), -0.5, 0.5, False, other)
     assert torch.equal(packed, other)
     for inside, outside in FACTORS:
         want = torch.where((z > -0.5) & (z < 0.5), g * inside, g * outside)
         got = apply_gate(g, packed, layout, inside, outside)
         assert torch.equal(got, want) and layout_of(got) == layout
-        flat = torch.empty_like(bits._flat(got, layout))
-        source = bits._flat(laid_out(g, layout), layout)
+        flat = torch.empty_like(bits.flat_view(got, layout))
+        source = bits.flat_view(laid_out(g, layout), layout)
         bits._apply_torch(source, packed, inside, outside, flat)
-        assert torch.equal(flat, bits._flat(got, layout))
+        assert torch.equal(flat, bits.flat_view(got, layout))
 
 
 @pytest.mark.parametrize("path", ["numpy", "torch"])
@@ -139,9 +139,10 @@ def test_fields_round_trip(width: int, values: list[int]) -> None:
     v = torch.tensor([n % 2**width for n in values], dtype=torch.uint8)
     packed = pack_fields(v, width)
     assert packed.numel() == math.ceil(len(values) * width / 8)
-    assert torch.equal(packed, bits._pack_torch(v, width))
-    for back in (unpack_fields(packed, len(values), width), bits._unpack_torch(packed, len(v), width)):
+    assert torch.equal(packed, bits.pack_by_shifts(v, width))
+    for back in (unpack_fields(packed, len(values), width), bits.unpack_by_shifts(packed, len(v), width)):
         assert torch.equal(back, v)
+    assert bits.unpack_by_shifts(packed.to("meta"), len(v), width).device.type == "meta"
 
 
 def test_packing_keeps_no_autograd_history() -> None:
