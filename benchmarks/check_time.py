@@ -72,7 +72,7 @@ def measured(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, float, floa
     traced = trace(model, (x,))
     nodes = len(traced.gm.graph.nodes)
     concrete = timed(lambda: run(Step(traced.gm, (x,)).forward, Watch(hooks=True)))
-    whole = timed(lambda: analyze(traced.gm, (x,), opaque=traced.opaque, real=model))
+    whole = timed(lambda: analyze(traced, (x,), real=model, really=True))
     return nodes, whole / concrete, whole / nodes
 
 

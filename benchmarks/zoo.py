@@ -1,14 +1,13 @@
 """The zoo: for every model, is what was predicted what is measured, before and after the rewrite?
 
-    python benchmarks/zoo.py [--family torchvision|timm|examples|all] [--only NAME] [--jobs 2]
+    python benchmarks/zoo.py [--family torchvision|timm|examples|all|timm-more] [--missing] [--only NAME] [--jobs 2]
 
-Each model runs in a process of its own, in train and in eval mode, at batch 2 and 3, as it stands
-and adapted at rank 2. Results go to benchmarks/results/zoo.json (models that were not run keep
-their rows) and, as tables, to docs/zoo.md.
+Each model runs in a process of its own through `floorplan.rewrite` and `floorplan.check`, as it is created (in train
+mode) and in eval mode, at batch 2 and 3. Results go to benchmarks/results/zoo.json (models that were not run keep their
+rows) and, as tables, to docs/zoo.md; those of timm-more to zoo_timm.json and zoo_timm.md.
 """
 
 import argparse
-import itertools
 import json
 import multiprocessing
 import os
@@ -28,9 +27,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import torch
 import zoo_models
 import zoo_table
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-RESULTS, TABLES = ROOT / "benchmarks" / "results" / "zoo.json", ROOT / "docs" / "zoo.md"
+import floorplan
+from floorplan.ledger.report import CheckReport
+
+PAGES = {"zoo": zoo_models.FAMILIES, "zoo_timm": (zoo_models.MORE,)}  # benchmarks/results/NAME.json, docs/NAME.md
 Shape = Sequence[int]
 RANK, FULL_BATCH = 2, 8
 PRELOAD = ("torch", "torchvision", "timm", "sympy", "torch._dynamo")
@@ -55,6 +57,7 @@ class Row:
     guilty: dict[str, int] = field(default_factory=dict)  # op -> saved tensors above the floor
     opaque: dict[str, str] = field(default_factory=dict)
     init_difference: float | None = None
+    own_difference: float | None = None  # of the source, its inputs and weights moved by one unit in the last place
     seconds: float = 0.0
 
 
@@ -71,18 +74,22 @@ def study(family: str, name: str, proofs: bool, keep: Any) -> None:
         sample = zoo_models.build(family, name)
         put(shape=sample.shape)
         model, full = sample.model, batch_of(FULL_BATCH, sample.full)
-        for side in ("before", "after"):
-            graph = None
-            if side == "after":
-                step = "rewrite"
-                graph, opaque = rewritten(model, sample.shape)
-                start_difference = difference(graph, model, batch_of(2, sample.shape))
-                put(opaque=opaque, init_difference=start_difference)
-            step = f"{side} the rewrite"
-            for unequal in compared(side, model, graph, sample.shape, proofs):
-                put(checks=row.checks + 1, unequal=row.unequal + unequal)
-            if proofs:
-                put(**proved(side, graph or model, full))
+        for mode in ("train", "eval") if proofs else ("train",):
+            step = f"rewrite in {mode} mode"
+            found = floorplan.rewrite(model.train(mode == "train"), batch_of(2, sample.shape), RANK)
+            module, after = found.module, found.report.after
+            put(opaque=after.opaque)
+            if mode == "train":
+                put(**started(module, model, batch_of(2, sample.shape)))
+                put(**seen("before", found.report.before), **seen("after", after))
+            model.train(mode == "train")
+            module.train(mode == "train")
+            step = f"check in {mode} mode"
+            for where, report in reports(model, module, found.report, mode, sample.shape, proofs):
+                put(checks=row.checks + 1, unequal=row.unequal + differing(where, report.predicted, report.measured))
+            if proofs and mode == "train" and family != zoo_models.MORE:
+                for side, m in (("before", model), ("after", module)):
+                    put(**seen(side, floorplan.check(m, full)))
     except Exception as e:  # a model that fails is a row, not the end of the run
         put(error=f"{step}: {type(e).__name__}: {' '.join(str(e).split())[:400]}")
 
@@ -92,60 +99,34 @@ def batch_of(n: int, shape: Shape) -> Tensor:
     return torch.randn(n, *shape, generator=torch.Generator().manual_seed(n))
 
 
-def rewritten(model: nn.Module, shape: Shape) -> tuple[fx.GraphModule, dict[str, str]]:
-    """The adapted graph, and the modules that could not be traced."""
-    from floorplan import passes
-    from floorplan.graph import driver
-    from floorplan.graph.trace import trace
-    from floorplan.passes.insert_memflora import memflora
-
-    traced = trace(model, (batch_of(2, shape),), both_modes=True)
-    line = passes.pipeline(memflora(RANK, "auto", 0, False))
-    gm, _ = driver.rewrite(traced.gm, line, lambda p, before, after: None)
-    return gm, traced.opaque
-
-
-def difference(adapted: nn.Module, source: nn.Module, x: Tensor) -> float:
-    """Largest difference of the outputs in eval mode, over the largest output."""
+def started(adapted: nn.Module, source: nn.Module, x: Tensor) -> dict[str, float]:
+    """Largest difference of the outputs in eval mode over the largest output, and what rounding of the source's own
+    inputs and weights makes of them.
+    """
     from floorplan.ledger.differ import relative_error
-    from floorplan.torch_doors import tensors_in
+    from floorplan.methods.verify import eval_outputs, moved
 
-    with torch.no_grad():
-        got, want = (list(tensors_in(m.eval()(x))) for m in (adapted, source))
-    if len(got) != len(want):
-        return float("inf")
-    return max(relative_error(a, b) for a, b in zip(got, want, strict=True))
+    want = eval_outputs(source, (x,))
 
+    def far(m: nn.Module, inputs: tuple[Any, ...]) -> float:
+        got = eval_outputs(m, inputs)
+        return max(map(relative_error, got, want)) if len(got) == len(want) else float("inf")
 
-def compared(
-    side: str, model: nn.Module, adapted: fx.GraphModule | None, shape: Shape, everything: bool
-) -> Iterator[tuple[str, ...]]:
-    """A line on the figures that differ, if any do, for every mode and batch."""
-    from floorplan.errors import FloorplanError
-    from floorplan.graph.trace import trace
-    from floorplan.ledger.figures import measure
-
-    cases = list(itertools.product(("train", "eval"), (2, 3)))
-    for mode, batch in cases if everything else cases[:1]:
-        real, x = adapted or model, batch_of(batch, shape)
-        real.train(mode == "train")
-        gm, where = adapted or trace(model, (x,)).gm, f"{side}, {mode}, batch {batch}"
-        try:
-            yield differing(where, predict(gm, x), measure(real, (x,)))
-        except FloorplanError as e:
-            yield (f"{where}: {e}",)
+    return {
+        "init_difference": far(adapted, (x,)),
+        "own_difference": max(far(*moved(source, (x,), seed)) for seed in range(3)),
+    }
 
 
-def predict(gm: fx.GraphModule, x: Tensor) -> Any:
-    """The exact figures, as `check` finds them, without the symbolic proof."""
-    from floorplan.ledger.fakes import concrete_fakes
-    from floorplan.ledger.figures import figures
-    from floorplan.ledger.run import Step, Watch, run
-
-    fakes = concrete_fakes(gm, (x,))
-    hooked = run(Step(fakes.gm, fakes.inputs).forward, Watch(hooks=True), fakes)
-    plain = run(Step(fakes.gm, fakes.inputs), Watch(), fakes)
-    return figures(fakes.gm, hooked, plain, [x])
+def reports(
+    model: nn.Module, module: nn.Module, first: Any, mode: str, shape: Shape, proofs: bool
+) -> Iterator[tuple[str, CheckReport]]:
+    """Every comparison of predicted and measured figures in one mode: before and after, at batch 2 and 3."""
+    yield f"before, {mode}, batch 2", first.before
+    after = first.after if mode == "train" else floorplan.check(module, batch_of(2, shape), measured=True)
+    yield f"after, {mode}, batch 2", after
+    for side, m in (("before", model), ("after", module)) if proofs else ():
+        yield f"{side}, {mode}, batch 3", floorplan.check(m, batch_of(3, shape), measured=True)
 
 
 def differing(where: str, predicted: Any, measured: Any) -> tuple[str, ...]:
@@ -156,20 +137,15 @@ def differing(where: str, predicted: Any, measured: Any) -> tuple[str, ...]:
     return (f"{where}: {'; '.join(lines)}",) if lines else ()
 
 
-def proved(side: str, model: nn.Module, x: Tensor) -> dict[str, Any]:
-    """Verdict and saved bytes in train mode at the full size; values of x are not read."""
-    from floorplan.graph.trace import trace
-    from floorplan.ledger.analyze import analyze
-
-    traced = trace(model.train(), (x,))
-    found = analyze(traced.gm, (x,), opaque=traced.opaque)
+def seen(side: str, report: CheckReport) -> dict[str, Any]:
+    """Verdict and saved bytes of a report."""
     known: dict[str, Any] = {
-        f"saved_{side}": found.figures.saved,
-        f"verdict_{side}": found.proof.verdict,
-        f"notes_{side}": [n for n in found.notes if "not proved" in n],
+        f"saved_{side}": report.predicted.saved,
+        f"verdict_{side}": report.verdict,
+        f"notes_{side}": [n for n in report.notes if "not proved" in n],
     }
     if side == "after":
-        known["guilty"] = dict(Counter(e.op for e in found.proof.guilty).most_common())
+        known["guilty"] = dict(Counter(e.op for e in report.proof.guilty).most_common())
     return known
 
 
@@ -211,7 +187,7 @@ def read_rows(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 def write(results: Path, tables: Path, rows: dict[tuple[str, str], dict[str, Any]]) -> None:
     """The JSON cache and the page made from it."""
-    order = {f: i for i, f in enumerate(zoo_models.FAMILIES)}
+    order = {f: i for i, f in enumerate((*zoo_models.FAMILIES, zoo_models.MORE))}
     done = sorted(rows.values(), key=lambda r: (order[r["family"]], r["name"]))
     document = {"schema": "floorplan.zoo/1", "versions": versions(), "rank": RANK, "rows": done}
     results.parent.mkdir(exist_ok=True)
@@ -232,7 +208,7 @@ def versions() -> dict[str, str]:
 def main() -> int:
     """Exit code 1 if a model failed or a figure differs."""
     p = argparse.ArgumentParser(description="Predicted against measured, over many models.")
-    p.add_argument("--family", choices=[*zoo_models.FAMILIES, "all"], default="all")
+    p.add_argument("--family", choices=[*zoo_models.FAMILIES, "all", zoo_models.MORE], default="all")
     p.add_argument("--only", action="append", metavar="NAME", help="this model (may be repeated)")
     p.add_argument("--jobs", type=int, default=2, help="models at a time")
     p.add_argument("--timeout", type=float, default=300, help="seconds a model")
@@ -242,7 +218,9 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
     families = zoo_models.FAMILIES if args.family == "all" else (args.family,)
-    rows = read_rows(RESULTS)
+    page = next(name for name, of in PAGES.items() if families[0] in of)
+    results, tables = ROOT / "benchmarks" / "results" / f"{page}.json", ROOT / "docs" / f"{page}.md"
+    rows = read_rows(results)
     good = {k for k, r in rows.items() if args.missing and not r["error"] and not r["unequal"]}
     todo = [(f, n) for f in families for n in zoo_models.names(f) if (f, n) not in good]
     if args.only:  # in the order given
@@ -256,7 +234,7 @@ def main() -> int:
             print(f"[{i}/{len(todo)}] {zoo_table.line(asdict(row))}", file=sys.stderr, flush=True)
             if not args.quick:
                 rows[row.family, row.name] = asdict(row)
-                write(RESULTS, TABLES, rows)
+                write(results, tables, rows)
     return 1 if failed else 0
 
 

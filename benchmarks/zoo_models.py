@@ -11,6 +11,7 @@ from torch import nn
 from floorplan.torch_doors import BatchNormNd
 
 FAMILIES = ("torchvision", "timm", "examples")
+MORE = "timm-more"
 SIDE = 64  # of the images that are run for real; the smallest that most models accept
 
 # Not convolutional: their blocks are attention.
@@ -102,6 +103,43 @@ TIMM = (
     "xception41",
 )
 
+# The smallest of every family of timm that has convs, up to 60 M parameters; a page of their own (docs/zoo_timm.md).
+TIMM_MORE = """
+coat_lite_mini coat_lite_small coat_lite_tiny coat_mini coat_tiny convmixer_1024_20_ks9_p14 convmixer_1536_20
+convnext_zepto_rms convnext_zepto_rms_ols cpubone_b0_bfrobust cpubone_b1_dwnorm cpubone_nano cpubone_s0
+cpubone_t0 crossvit_15_240 crossvit_9_240 crossvit_9_dagger_240 crossvit_small_240 crossvit_tiny_240
+cs3darknet_focus_m cs3darknet_focus_s cs3darknet_m csatv2 csatv2_21m cspnext_l cspnext_m cspnext_s
+cspnext_tiny cspnext_x davit_small davit_tiny densenet161 densenet169 densenet201 densenetblur121d dla46_c
+dla46x_c dla60_res2next dla60x_c dpn48b dpn68b dpn92 eca_botnext26ts_256 eca_halonext26ts edgenext_base
+edgenext_small edgenext_small_rw edgenext_x_small efficientformer_l1 efficientformer_l3 efficientformerv2_l
+efficientformerv2_s0 efficientformerv2_s1 efficientformerv2_s2 efficientvim_m1 efficientvim_m1_dist
+efficientvim_m2 efficientvim_m2_dist efficientvim_m3 efficientvit_b0 efficientvit_b1 efficientvit_b2
+efficientvit_b3 efficientvit_m0 efficientvit_m1 efficientvit_m2 efficientvit_m3 fasternet_s fasternet_t0
+fasternet_t1 fasternet_t2 fastvit_mci0 fastvit_s12 fastvit_t12 focalnet_small_lrf focalnet_small_srf
+focalnet_tiny_lrf focalnet_tiny_srf gcvit_small gcvit_tiny gcvit_xtiny gcvit_xxtiny ghostnet_050 halonet_h1
+hardcorenas_b hardcorenas_c hardcorenas_d hgnetv2_b1 hgnetv2_b2 hrnet_w18 hrnet_w18_small_v2 hrnet_w18_ssld
+iformer_m iformer_m_distilled iformer_s iformer_t inception_next_small inception_next_tiny inception_v3
+lambda_resnet26rpt_256 lambda_resnet26t lcnet_035 lcnetv2_base lcnetv2_large lcnetv2_small legacy_seresnet34
+legacy_seresnext26_32x4d legacy_seresnext50_32x4d levit_128 levit_128s levit_conv_128 levit_conv_128s
+lowformer_b0 lowformer_b1 lowformer_e1 lowformer_e2 mambaout_femto mambaout_kobe mambaout_tiny
+maxvit_pico_rw_256 maxvit_rmlp_pico_rw_256 mobilenetv2_035 mobilenetv3_small_050 mobilenetv4_conv_small_035
+mobileone_s1 mobileone_s2 mobilevit_xs mobilevit_xxs mobilevitv2_050 mobilevitv2_075 mvitv2_base mvitv2_small
+mvitv2_small_cls mvitv2_tiny nest_small nest_small_jx nest_tiny nest_tiny_jx nextvit_base nextvit_large
+nextvit_small nf_regnet_b0 nf_regnet_b1 nf_regnet_b2 pit_ti_224 pit_ti_distilled_224 pit_xs_224
+pit_xs_distilled_224 poolformer_s12 poolformer_s24 poolformerv2_s12 poolformerv2_s24 pvt_v2_b0 pvt_v2_b1
+pvt_v2_b2 pvt_v2_b2_li rdnet_small rdnet_tiny regnetx_004 regnety_004 repghostnet_058 repghostnet_080
+repghostnet_100 repvit_m1 repvit_m1_0 repvit_m2 res2net50_26w_4s res2net50_48w_2s res2next50 resnest26d
+resnest50d resnest50d_1s4x24d resnet10t resnet14t resnetv2_18 resnetv2_18d resnetv2_34 resnetv2_34d rexnet_130
+rexnetr_100 rexnetr_130 selecsls42 selecsls60 selecsls60b sequencer2d_l sequencer2d_m sequencer2d_s shvit_s1
+shvit_s2 shvit_s3 shvit_s4 skresnet34 skresnet50 skresnet50d starnet_s050 starnet_s100 starnet_s150
+swiftformer_l1 swiftformer_l3 swiftformer_s swiftformer_xs test_byobnet test_coatnet test_convnext
+test_convnext2 test_convnext3 test_efficientnet test_efficientnet_evos test_efficientnet_gn
+test_efficientnet_ln test_mambaout test_maxvit test_nfnet test_resnet tiny_vit_11m_224 tiny_vit_21m_384
+tiny_vit_21m_512 tiny_vit_5m_224 tresnet_l tresnet_v2_l twins_pcpvt_base twins_pcpvt_small twins_svt_base
+twins_svt_small visformer_small visformer_tiny vit_small_r26_s32_224 vit_small_r26_s32_384
+vit_tiny_r_s16_p8_224 vit_tiny_r_s16_p8_384
+""".split()
+
 EXAMPLES = ("t_resnet", "mobilenet_v2")
 
 
@@ -116,8 +154,8 @@ class Sample:
 
 def names(family: str) -> list[str]:
     """Models of one family; `name:no_aux` is the same model without its auxiliary classifier."""
-    if family == "timm":
-        return list(TIMM)
+    if family in ("timm", MORE):
+        return list(TIMM if family == "timm" else TIMM_MORE)
     if family == "examples":
         return list(EXAMPLES)
     import torchvision
@@ -136,10 +174,25 @@ def build(family: str, name: str) -> Sample:
         full = shape
     else:
         model = _torchvision(name) if family == "torchvision" else _timm(name)
-        side = SIDES.get(name, SIDE)
+        side = _side(model) if family == MORE else SIDES.get(name, SIDE)
         shape, full = (3, side, side), (3, max(side, 224), max(side, 224))
     randomize(model)
     return Sample(model, shape, full)
+
+
+def _side(model: nn.Module) -> int:
+    """The smallest image side that a model of timm takes, of a few."""
+    config = cast(Any, model).pretrained_cfg
+    for side in (SIDE, 96, 128, 192):
+        try:
+            with torch.no_grad():
+                model.eval()(torch.zeros(2, 3, side, side))
+            model.train()
+            return side
+        except Exception:  # whatever it raises, it does not take this size
+            continue
+    model.train()
+    return int(config["input_size"][-1])
 
 
 def _torchvision(name: str) -> nn.Module:

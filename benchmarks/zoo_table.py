@@ -14,9 +14,10 @@ HEADER = [
     "saved above the floor",
     "predicted = measured",
     "difference at start",
+    "own rounding",
 ]
 VERDICTS = ("AT_FLOOR", "ABOVE_FLOOR", "UNPROVEN")
-ALIGN = ["left", "right", "right", "right", "left", "left", "left", "right"]
+ALIGN = ["left", "right", "right", "right", "left", "left", "left", "right", "right"]
 
 
 def exact(row: dict[str, Any]) -> bool:
@@ -49,23 +50,32 @@ def page(document: dict[str, Any]) -> str:
 
 def _head(document: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{n} {v}" for n, v in document["versions"].items())
+    small = all(r["family"] == "timm-more" for r in document["rows"])
+    option = " --family timm-more" if small else ""
+    sizes = (
+        ("batch 2 and", "the smallest images of 64 and more pixels a side that the model takes, in 1e6.")
+        if small
+        else ("batch 8 and", "224x224 images (299x299 for inception_v3; the examples at their own size), in 1e6.")
+    )
     return [
         "# The zoo",
         "",
-        f"Made by `python benchmarks/zoo.py` ({versions}, CPU, float32); do not edit.",
+        f"Made by `python benchmarks/zoo.py{option}` ({versions}, CPU, float32); do not edit.",
         "",
         "Weights and BatchNorm statistics are random. Before the rewrite (MemFLoRA at rank",
         f"{document['rank']}, `--sites auto`) every parameter is trainable.",
         "",
-        "- *saved before, after*: predicted bytes that autograd keeps in a step at batch 8 and",
-        "  224x224 images (299x299 for inception_v3; the examples at their own size), in 1e6.",
+        f"- *saved before, after*: predicted bytes that autograd keeps in a step at {sizes[0]}",
+        f"  {sizes[1]}",
         "- *saved above the floor*: ops whose saved tensors still grow with a layer's width after",
         "  the rewrite, with the number of tensors.",
-        "- *predicted = measured*: eight comparisons a model, on small images: before and after,",
-        "  in train and eval mode, at batch 2 and 3. In each, every figure of `check` must equal a",
-        "  real run's to the byte, and the real run's hooks its census of live storages.",
+        "- *predicted = measured*: eight comparisons a model, on small images, by `floorplan.rewrite`",
+        "  and `floorplan.check`: before and after, as created and in eval mode, at batch 2 and 3.",
+        "  In each, every figure of `check` must equal a real run's to the byte, and",
+        "  the real run's hooks its census of live storages.",
         "- *difference at start*: largest output difference between the adapted and the source",
-        "  model in eval mode, over the largest output.",
+        "  model in eval mode, over the largest output; *own rounding*: the same of the source",
+        "  model alone, its inputs and weights moved by one unit in the last place.",
     ]
 
 
@@ -95,6 +105,7 @@ def _cells(r: dict[str, Any]) -> list[str]:
         ", ".join(guilty[:4] + more),
         "failed" if r["error"] else "yes" if exact(r) else "NO",
         "-" if start is None else f"{start:.1e}",
+        "-" if (own := r.get("own_difference")) is None else f"{own:.1e}",
     ]
 
 

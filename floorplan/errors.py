@@ -57,3 +57,15 @@ def one_line(text: object, limit: int = 240) -> str:
 def describe(error: BaseException, limit: int = 240) -> str:
     """An exception as `Type: message` on one line."""
     return one_line(f"{type(error).__name__}: {error}".rstrip(": "), limit)
+
+
+_OF_SIZES = re.compile(
+    r"size|shape|dim(ension)?s?\b|channel|kernel|broadcast|expand|length|elements?\b|stride|range|bounds|too small",
+    re.I,
+)
+
+
+def fault_of_sizes(error: BaseException) -> bool:
+    """Whether inputs of other sizes may be what is missing: not for what a forward does not know or take at all."""
+    wrong = isinstance(error, TypeError | KeyError | AttributeError | NameError | ImportError | NotImplementedError)
+    return not wrong and bool(isinstance(error, AssertionError) or _OF_SIZES.search(str(error)))

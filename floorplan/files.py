@@ -1,7 +1,8 @@
-"""Write outputs whole or not at all."""
+"""Names of files as users give them, and outputs written whole or not at all."""
 
 import io
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -89,3 +90,13 @@ def save_figure(figure: Any, path: str | Path) -> None:
     finally:
         pyplot.close(figure)
     write_bytes(path, buffer.getvalue())
+
+
+_CALL = re.compile(r"(.+?:[\w.]+)(\(.*\))", re.DOTALL)  # where:name(arguments)
+
+
+def split_factory(spec: str) -> tuple[str, str, str]:
+    """`where:name(arguments)` as (where, name, "(arguments)"); without arguments the last is empty."""
+    call = _CALL.fullmatch(spec)
+    where, _, name = (spec if call is None else call[1]).rpartition(":")
+    return where, name, "" if call is None else call[2]

@@ -19,16 +19,19 @@ def assert_memory_floor(
     sites: str = "auto",
     shapes: Sequence[Sequence[int]] | None = None,
     batch: int | None = None,
+    run: bool = True,
 ) -> None:
     """AssertionError with the table of guilty tensors unless the model is proved to be at the floor.
 
     rank: judge the model as `rewrite` would adapt it; None: as it stands, by its own flags and mode.
+    run: as in `check`.
     """
-    report = api.check(model, inputs, rank, sites=sites, shapes=shapes, batch=batch)
+    report = api.check(model, inputs, rank, sites=sites, shapes=shapes, batch=batch, run=run)
+    said, rests = f"{report.name} is {report.verdict} in {report.mode} mode", "\n".join(report.rests_on())
     if report.verdict == AT_FLOOR:
+        print(f"{said}\n{rests}")  # `pytest -rP` shows it
         return
     rows = [[e.node, e.op, e.pillar, shape_text(e), e.nbytes, e.reason, e.fix] for e in report.proof.guilty]
     header = ["node", "op", "pillar", "shape", "bytes", "why", "what would remove it"]
-    notes = "\n".join(f"note: {n}" for n in (*report.notes, *report.proof.assumptions))
     table = draw(Table("tensors", header, rows, right=(4,)))
-    raise AssertionError(f"{report.name} is {report.verdict}, not AT_FLOOR\n{table}\n{notes}")
+    raise AssertionError(f"{said}, not AT_FLOOR\n{table}\n{rests}")

@@ -3,6 +3,7 @@
 torch promises none of this to stay; tests/test_torch_doors.py says of each what is relied on.
 """
 
+import copy
 import linecache
 import sys
 import warnings
@@ -107,9 +108,24 @@ def saved_names(kind: type) -> tuple[str, ...]:
     return tuple(n for n in dir(kind) if n.startswith("_saved_") or n == "saved_tensors")
 
 
-def applied(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    """The result of an autograd function; not all versions have a type for its apply."""
-    return cast(Tensor, cast(Any, function).apply(*args))
+def applied(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """What an autograd function makes; not all versions have a type for its apply."""
+    return cast(Any, function).apply(*args)
+
+
+transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active  # whether a transform of torch.func runs
+
+
+def forward_mode() -> bool:
+    """Whether a forward-mode derivative is among the transforms that run."""
+    return any(str(i.key()) == "TransformType.Jvp" for i in torch._C._functorch.get_interpreter_stack() or ())
+
+
+def gradient_levels(t: Tensor) -> tuple[int, ...]:
+    """The levels of torch.func at which t needs a gradient; 0 is autograd's own."""
+    level = max(torch._C._functorch.maybe_get_level(t), 0)
+    inner = gradient_levels(torch._C._functorch.get_unwrapped(t)) if level else ()
+    return (level, *inner) if t.requires_grad else inner
 
 
 @contextmanager
@@ -247,6 +263,19 @@ def other_lstm(run: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def rebound(spaces: Iterable[dict[str, Any]], new: Mapping[int, Any]) -> Iterator[None]:
+    """Names in these namespaces that stand for an object of one of these ids stand for another meanwhile."""
+    found = [(space, k, v) for space in spaces for k, v in space.items() if id(v) in new]
+    for space, k, v in found:
+        space[k] = new[id(v)]
+    try:
+        yield
+    finally:
+        for space, k, v in found:
+            space[k] = v
+
+
 def _changed(what: str) -> RuntimeError:
     return RuntimeError(f"torch {torch.__version__}: {what} cannot be replaced as in 2.13 and 2.14; use one of these")
 
@@ -271,6 +300,25 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
             yield leaf
         elif hasattr(leaf, "__dataclass_fields__"):
             yield from tensors_in(dict(vars(leaf)))
+
+
+def map_tensors(f: Callable[[Tensor], Any], tree: Any) -> Any:
+    """The same containers with f of every tensor, in the order of `tensors_in`."""
+
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return f(leaf)
+        if hasattr(leaf, "__dataclass_fields__") and not isinstance(leaf, type):
+            twin = copy.copy(leaf)
+            for k, v in vars(leaf).items():
+                made = map_tensors(f, v)
+                object.__setattr__(twin, k, made)
+                if isinstance(twin, dict) and k in twin:  # a ModelOutput is both
+                    dict.__setitem__(twin, k, made)
+            return twin
+        return leaf
+
+    return tree_map(of, tree)
 
 
 def arguments(inputs: Any) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from torch import fx, nn
 from floorplan.errors import FloorplanError
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.edit import CONV_TYPES
+from floorplan.graph.reach import cut_off
 from floorplan.torch_doors import NormBase
 
 NORMALIZATIONS = (NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm, nn.RMSNorm)
@@ -35,9 +36,10 @@ def trainable(what: str, head: bool = False) -> Pass:
 
     def run(gm: fx.GraphModule) -> Iterator[Site]:
         gm.requires_grad_(False)
+        dead = tuple(f"{path}." for path in cut_off(gm))
         linears = [m for m in gm.modules() if isinstance(m, nn.Linear)]
         for path, m in gm.named_modules():
-            chosen = CHOICES[what](m)
+            chosen = [] if f"{path}.".startswith(dead) else CHOICES[what](m)
             if head and linears and m is linears[-1]:
                 chosen = list(m.parameters())
             for p in chosen:

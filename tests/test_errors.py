@@ -2,7 +2,7 @@
 
 import pytest
 
-from floorplan.errors import amount, clean, describe, first_line, one_line, short
+from floorplan.errors import amount, clean, describe, fault_of_sizes, first_line, one_line, short
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,23 @@ def test_errors_on_one_line() -> None:
     assert first_line(ValueError("\n one\ntwo")) == "one" and first_line(KeyError()) == "KeyError"
     assert len(first_line(ValueError("x" * 300))) == 200
     assert describe(ValueError("a\nb")) == "ValueError: a b" and describe(KeyError()) == "KeyError"
+
+
+@pytest.mark.parametrize(
+    ("error", "sizes"),
+    [
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x4 and 5x6)"), True),
+        (RuntimeError("Given groups=1, weight of size [8, 3, 3, 3], expected input to have 3 channels"), True),
+        (ValueError("Expected more than 1 value per channel when training"), True),
+        (RuntimeError("Kernel size can't be greater than actual input size"), True),
+        (IndexError("index 7 is out of bounds for dimension 1 with size 3"), True),
+        (AssertionError(), True),
+        (TypeError("forward() got an unexpected keyword argument 'lengths'"), False),
+        (KeyError("image_size"), False),
+        (AttributeError("'Tensor' object has no attribute 'sizes'"), False),
+        (RuntimeError("expected scalar type Long but found Float"), False),
+        (NotImplementedError("no kernel"), False),
+    ],
+)
+def test_other_sizes_are_asked_for_where_sizes_are_at_fault(error: Exception, sizes: bool) -> None:
+    assert fault_of_sizes(error) is sizes

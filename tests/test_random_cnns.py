@@ -181,9 +181,9 @@ def run_example(spec: Spec, rank: int, sites: str) -> str:
     return verdict
 
 
-def unproved(*args: Any, **kwargs: Any) -> tuple[Proof, tuple[str, ...]]:
+def unproved(*args: Any, **kwargs: Any) -> tuple[Proof, tuple[str, ...], None]:
     """Stands in for the symbolic proof, which takes half of the time and changes no figure."""
-    return Proof("UNPROVEN", (), {}, {}, ()), ()
+    return Proof("UNPROVEN", (), {}, {}, ()), (), None
 
 
 @pytest.fixture

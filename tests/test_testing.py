@@ -1,4 +1,4 @@
-"""assert_memory_floor: silent at the floor, a table of the guilty otherwise."""
+"""assert_memory_floor: what was assumed at the floor, a table of the guilty otherwise."""
 
 import pytest
 import torch
@@ -7,8 +7,10 @@ from small import Residual, Smooth
 from floorplan.testing import assert_memory_floor
 
 
-def test_silent_at_the_floor() -> None:
+def test_at_the_floor_it_says_what_that_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert_memory_floor(Residual(), torch.randn(2, 3, 16, 16), rank=2, sites="all")
+    said = capsys.readouterr().out
+    assert said.startswith("Residual is AT_FLOOR in train mode\n") and "\nassumes: " in said
 
 
 def test_the_message_is_the_table_of_guilty_tensors() -> None:

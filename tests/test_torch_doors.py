@@ -5,6 +5,7 @@ import linecache
 import math
 import sys
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -168,6 +169,28 @@ def test_what_a_node_has_saved_is_found_by_name() -> None:
 
     assert torch.equal(doors.applied(Own, x), x * 2)
     assert "saved_tensors" in doors.saved_names(type(doors.applied(Own, x).grad_fn))
+
+
+def test_transforms_and_their_levels_are_seen() -> None:
+    seen: list[Any] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append((doors.transformed(), doors.forward_mode(), doors.gradient_levels(x)))
+        return x.sum()
+
+    x, func = torch.ones(2, 3), torch.func
+    look(x)
+    look(x.clone().requires_grad_())
+    func.vmap(look)(x)
+    func.vmap(func.grad(look))(x)
+    func.grad(lambda x: func.vmap(look)(x).sum())(x)
+    func.grad(lambda x: func.grad(look)(x).sum())(x)
+    func.vmap(look)(x.clone().requires_grad_())
+    func.jvp(look, (x,), (x,))
+    none: tuple[int, ...] = ()
+    assert seen[:2] == [(False, False, none), (False, False, (0,))]
+    assert [s[2] for s in seen[2:]] == [none, (2,), (1,), (2, 1), (0,), none]
+    assert [s[1] for s in seen[2:]] == [False] * 5 + [True] and all(s[0] for s in seen[2:])
 
 
 def test_the_innermost_hooks_are_in_force() -> None:
@@ -565,3 +588,22 @@ def test_tensors_in_any_container() -> None:
 
     a, b, c = (torch.zeros(n) for n in (1, 2, 3))
     assert list(map(len, doors.tensors_in({"out": [Output(a, (b,)), None, 3], "more": c}))) == [1, 2, 3]
+    made = doors.map_tensors(lambda t: t + 1, {"out": [Output(a, (b,)), None, 3], "more": c})
+    assert [float(t[0]) for t in doors.tensors_in(made)] == [1, 1, 1] and made["out"][0].name == "x" and not a.any()
+
+    @dataclass
+    class Both(OrderedDict[str, Tensor]):  # as ModelOutput is
+        logits: Tensor
+
+        def __post_init__(self) -> None:
+            self["logits"] = self.logits
+
+    both = doors.map_tensors(lambda t: t + 1, Both(a))
+    assert both.logits is both["logits"] and float(both.logits) == 1 and not a.any()
+
+
+def test_names_are_rebound_and_put_back() -> None:
+    space = {"a": len, "b": 3, "c": len}
+    with doors.rebound([space], {id(len): sum}):
+        assert space == {"a": sum, "b": 3, "c": sum}
+    assert space == {"a": len, "b": 3, "c": len}

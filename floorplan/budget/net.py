@@ -20,9 +20,10 @@ from floorplan.errors import FloorplanError
 from floorplan.layers.fused import FusedConv
 from floorplan.ledger.fakes import Fakes, concrete_fakes
 from floorplan.ledger.inputs import resized
+from floorplan.ledger.losses import Loss, as_loss
 from floorplan.step.compile import Schedule, Step, compiled
-from floorplan.step.guard import refuse_mixing
 from floorplan.step.program import Builder
+from floorplan.step.samples import refuse_coupled
 from floorplan.step.stream_rules import wide
 from floorplan.step.studied import Studied
 
@@ -72,8 +73,8 @@ class Profiles:
 class Net:
     """An adapted model as units, each in several forms."""
 
-    def __init__(self, s: Studied, target: Tensor, loss: str, time_of: TimeOf, stream: int = 0) -> None:
-        self.studied, self.target, self.loss, self.time_of, self.stream = s, target, loss, time_of, stream
+    def __init__(self, s: Studied, target: Tensor, loss: str | Loss, time_of: TimeOf, stream: int = 0) -> None:
+        self.studied, self.target, self.loss, self.time_of, self.stream = s, target, as_loss(loss), time_of, stream
         self.gm, self.inputs = s.gm, s.inputs
         self.wide = wide(s)
         self.coupled = self._coupled()
@@ -114,7 +115,7 @@ class Net:
     def _coupled(self) -> str:
         """Why a batch cannot be taken apart; "" if it can."""
         try:
-            refuse_mixing(self.gm, self.inputs)
+            refuse_coupled(self.gm, self.inputs)
         except FloorplanError as e:
             return str(e)
         return ""

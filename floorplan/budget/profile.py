@@ -21,6 +21,7 @@ from floorplan.budget.work import Work, Worked
 from floorplan.cost_models.peaks import Back, Head, Unit
 from floorplan.ledger import run as ledger
 from floorplan.ledger.fakes import Fakes
+from floorplan.ledger.losses import Shared
 from floorplan.ledger.storage import StorageTracker
 from floorplan.step.compile import Step
 from floorplan.step.runner import Runner
@@ -105,7 +106,7 @@ class _Driver:
 
     def __init__(self, runner: Runner, tracker: StorageTracker, work: Work, state: list[Tensor]) -> None:
         self.runner, self.tracker, self.counted, self.state = runner, tracker, work, state
-        n = len(runner.stages)
+        self.shared, n = Shared(runner.loss, runner.mean, 0), len(runner.stages)
         self.forward: list[Window] = []
         self.backward: list[Window | None] = [None] * n
         self.enters: list[tuple[int, ...]] = []
@@ -136,7 +137,7 @@ class _Driver:
         start = self._now()
         self.tracker.enter("loss", "loss")
         self.counted.take()
-        loss, *grads = self.runner.head.finish(self.runner.part_loss, 0.5, target, box)
+        loss, *grads = self.runner.head.finish(self.shared.part, 0.5, target, box)
         self.head, self.loss = (start, self._now()), self._blocks([loss])[0]
         self.work[-1][0] = self.counted.take()
         self._return(kept, grads)
@@ -162,7 +163,7 @@ class _Driver:
             t.grad = None
         self.copies = self._blocks(box)
         start = self._now()
-        found = self.runner.head.finish(self.runner.loss, 1.0, target, box)
+        found = self.runner.head.finish(self.shared.whole, 1.0, target, box)
         self.alone = (start, self._now())
         self.grads |= frozenset(self._blocks([t.grad for t in self.state if t.grad is not None]))
         del found, old, loss
@@ -176,7 +177,7 @@ class _Driver:
         windows = tuple(self.forward), self.head, tuple(self.backward), self.alone
         enters, came, left = tuple(self.enters), tuple(self.grad_in), tuple(self.grad_out)
         work, ends = tuple((f, b) for f, b in self.work), tuple(map(int, died))
-        grads, loss, mean = self.grads, self.loss, self.runner.mean
+        grads, loss, mean = self.grads, self.loss, self.shared.scaled
         return Profile(ends, nbytes, what, *windows, enters, self.copies, came, left, grads, loss, mean, work)
 
 

@@ -55,24 +55,26 @@ def _fault(entry: Any) -> str:
     return ""
 
 
-def run(path: Path, say: Callable[[str], None]) -> list[str]:
-    """Check all entries, say one line each, return the models that failed."""
+def run(path: Path, say: Callable[[str], None], really: bool = True) -> list[str]:
+    """Check all entries, say one line each and what it rests on, return the models that failed."""
     failed = []
     for e in entries_of(path):
         try:
-            ok, line, report = _check(e)
+            ok, line, report = _check(e, really)
         except FloorplanError as error:
             ok, line, report = False, f"cannot be checked: {error}", None
         say(f"{'ok  ' if ok else 'FAIL'} {e['model']}: {line}")
         failed += [] if ok else [e["model"]]
-        if report is not None and not ok:
-            say(str(report))
+        if report is not None:
+            for text in report.rests_on() if ok else [str(report)]:
+                say(f"     {text}" if ok else text)
     return failed
 
 
-def _check(e: dict[str, Any]) -> tuple[bool, str, CheckReport]:
+def _check(e: dict[str, Any], really: bool) -> tuple[bool, str, CheckReport]:
     shapes = [tuple(e["input"])] if "input" in e else None
-    report = api.check(e["model"], shapes=shapes, **{k: v for k, v in e.items() if k in OPTIONS})
+    report = api.check(e["model"], shapes=shapes, run=really, **{k: v for k, v in e.items() if k in OPTIONS})
     saved, limit = report.predicted.saved, e.get("max_saved")
+    said = f"{report.verdict} in {report.mode} mode"
     more = f", more than {limit:,}" if limit is not None and saved > limit else ""
-    return report.verdict == AT_FLOOR and not more, f"{report.verdict}, {saved:,} bytes kept{more}", report
+    return report.verdict == AT_FLOOR and not more, f"{said}, {saved:,} bytes kept{more}", report

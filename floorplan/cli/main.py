@@ -51,6 +51,7 @@ def check(
     measure: opt.Measure = False,
     autocast: Annotated[str | None, typer.Option(help="Under autocast: bf16 or fp16.")] = None,
     mode: Annotated[str, typer.Option(help="Check the model in this mode: as saved, train or eval.")] = "saved",
+    no_run: opt.NoRun = False,
     sarif_file: Annotated[
         str | None, typer.Option("--sarif", help="Write the guilty tensors as SARIF 2.1.0 ('-': to stdout).")
     ] = None,
@@ -63,7 +64,7 @@ def check(
     to.ready(given.model, given.weights)
     with busy(f"checking {given.model}"):
         source, dtype = given.source(batch), opt.dtype_of(autocast)
-        report = api.checked(source, rank, how.plan(rank or 1), measure, dtype, mode)
+        report = api.checked(source, rank, how.plan(rank or 1), api.Manner(measure, dtype, mode, not no_run))
     to.write(report)
     raise typer.Exit(report.exit_code)
 
@@ -190,9 +191,9 @@ def remat(
 
 
 @app.command("gate")
-def gate_command(config: Config = Path("pyproject.toml")) -> None:
+def gate_command(config: Config = Path("pyproject.toml"), no_run: opt.NoRun = False) -> None:
     """Check every model that a pyproject.toml lists; exit 1 if one is not at the floor."""
-    raise typer.Exit(1 if gate.run(config, print) else 0)
+    raise typer.Exit(1 if gate.run(config, print, not no_run) else 0)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from floorplan.errors import FloorplanError
-from floorplan.files import ensure_writable, write_text
+from floorplan.files import ensure_writable, split_factory, write_text
 from floorplan.methods.catalogue import Options, Plan, method_names
 from floorplan.methods.subject import Source
 from floorplan.render import FORMS, Report
@@ -31,9 +31,13 @@ RankSet = Annotated[int, typer.Option(help="Rank of the adapters.", min=1)]
 Batch = Annotated[int | None, typer.Option(help="Batch size of the byte figures.", min=1)]
 Loss = Annotated[str, typer.Option(help="cross_entropy, mse or sum.")]
 Measure = Annotated[bool, typer.Option("--measure", help="Run the model too: predicted, measured, difference.")]
+NoRun = Annotated[bool, typer.Option("--no-run", help="Leave out the small real forward that is held against fakes.")]
 Out = Annotated[str, typer.Option("-o", "--output", help="The adapted model (data, not code).")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing outputs.")]
 Weights = Annotated[str | None, typer.Option(help="A state_dict to load into the factory's model.")]
+KeepHead = Annotated[
+    bool, typer.Option("--keep-head", help="Layers with another number of outputs in --weights keep the model's own.")
+]
 Allow = Annotated[list[str] | None, typer.Option(help="Admit nn.Module classes of this installed package from a file.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Unpickle the file as it is: THIS RUNS ANY CODE IN IT.")]
 
@@ -47,10 +51,12 @@ class ModelOptions:
     weights: Weights = None
     allow: Allow = None
     trust: Trust = False
+    keep_head: KeepHead = False
 
     def source(self, batch: int | None = None) -> Source:
         """As a request."""
-        return Source(self.model, None, batch, shapes_of(self.input), self.weights, self.allow or (), self.trust)
+        how = self.weights, self.allow or (), self.trust, self.keep_head
+        return Source(self.model, None, batch, shapes_of(self.input), *how)
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ class Outputs:
 
 def _files_of(name: str) -> Iterator[Path]:
     """The file that a user named, alone or with a factory, or the source of a module on the path."""
-    place = name.rpartition(":")[0] or name
+    place = split_factory(name)[0] or name
     yield Path(place)
     yield from (Path(folder or ".", *place.split(".")).with_suffix(".py") for folder in ("", *sys.path))
 

@@ -5,6 +5,7 @@ it reads. What is not known to return a new tensor is taken to return a view of 
 """
 
 import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,19 +48,19 @@ def written(gm: fx.GraphModule, n: fx.Node, roots: Roots) -> frozenset[fx.Node]:
         if inside and not getattr(m, "inplace", False):
             return frozenset()
         return frozenset().union(*(roots[a] for a in n.all_input_nodes))
-    if n.op in ("call_function", "call_method") and _writes(n):
+    if n.op in ("call_function", "call_method") and writes(n.target, n.args, n.kwargs):
         outs = (*n.args[:1], n.kwargs.get("input"), n.kwargs.get("out"))
         return frozenset().union(*(roots[a] for a in outs if isinstance(a, fx.Node)))
     return frozenset()
 
 
-def _writes(n: fx.Node) -> bool:
-    target: Any = n.target
+def writes(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of a function or method may write into what it is given."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     trailing = name.endswith("_") and not name.endswith("__")
-    named = n.kwargs.get("inplace") or "out" in n.kwargs
+    named = kwargs.get("inplace") or "out" in kwargs
     functional = getattr(target, "__module__", "") == F.__name__
-    named = named or functional and any(a is True for a in n.args[1:])  # perhaps `inplace`
+    named = named or functional and any(a is True for a in args[1:])  # perhaps `inplace`
     return target in _WRITERS or trailing or bool(named)
 
 

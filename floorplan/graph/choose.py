@@ -12,6 +12,7 @@ from floorplan.errors import FloorplanError
 from floorplan.graph.driver import Pass, Site
 from floorplan.graph.edit import CONV_TYPES, is_depthwise, module_calls
 from floorplan.graph.fold import call_reason, conv_reason
+from floorplan.graph.reach import CUT_OFF, cut_off
 from floorplan.layers.adapter import adapters
 from floorplan.layers.geometry import geometry_of
 from floorplan.layers.layer import Adapter
@@ -82,7 +83,9 @@ class Insertion:
         """Path -> why no pass can replace the conv, and of the others: why it was not chosen, "" if it was."""
         plain = {path: m for path, m in convs.items() if not isinstance(m, Adapter)}
         unfit = {path: why for path, m in plain.items() if (why := conv_reason(m) or call_reason(gm, path))}
-        return unfit, choose({p: shape_of(m) for p, m in convs.items() if p not in unfit}, self.sites, self.rank)
+        dead = cut_off(gm)
+        chosen = choose({p: shape_of(m) for p, m in convs.items() if p not in unfit}, self.sites, self.rank)
+        return unfit, {path: why or (CUT_OFF if path in dead else "") for path, why in chosen.items()}
 
 
 P = ParamSpec("P")
@@ -112,11 +115,12 @@ def choose(convs: Mapping[str, Shape], sites: str, rank: int) -> dict[str, str]:
 def _resolve(convs: Mapping[str, Shape], sites: str, rank: int) -> str:
     if sites != "auto":
         return sites
-    if not any(c.depthwise for c in convs.values()):
-        return "ungrouped"
-    # A ConvNeXt has depthwise convs, but its pointwise layers are Linear: nothing would be left.
-    some = any(not _refusal("", c, "pointwise", sites, rank) for c in convs.values())
-    return "pointwise" if some else "ungrouped"
+    # A ConvNeXt has depthwise convs, but its pointwise layers are Linear; other nets have grouped convs alone.
+    kinds = ["ungrouped", "all"]
+    if any(c.depthwise for c in convs.values()):
+        kinds.insert(0, "pointwise")
+    some = (kind for kind in kinds if any(not _refusal("", c, kind, sites, rank) for c in convs.values()))
+    return next(some, "ungrouped")
 
 
 def _refusal(path: str, conv: Shape, chosen: str, sites: str, rank: int) -> str:

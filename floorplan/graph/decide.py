@@ -21,6 +21,7 @@ from torch.fx.node import map_arg
 from floorplan.torch_doors import VALUES_ASKED, FakeTensor, FakeTensorMode, tree_leaves, tree_map
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_MODULES = os.path.join(_TORCH, "nn", "modules") + os.sep
 _FX = os.path.join(_TORCH, "fx") + os.sep
 _HERE = os.path.dirname(__file__)  # this file cannot import the modules that it names: they import it
 _OWN = frozenset(os.path.join(_HERE, n) for n in ("decide.py", "proxies.py", "tracer.py"))
@@ -46,6 +47,19 @@ def user_frame() -> FrameType | None:
             break
         if _users(frame.f_code.co_filename):
             return frame
+    return None
+
+
+def models_frame() -> FrameType | None:
+    """The innermost frame that is neither torch's nor ours, of a model that runs; None if ours called torch's."""
+    ours, passed = os.path.dirname(_HERE) + os.sep, False
+    for frame, _ in walk_stack(sys._getframe(1)):
+        name = frame.f_code.co_filename
+        if not name.startswith((_TORCH, ours, "<")):
+            return frame
+        if passed and name.startswith(ours):
+            return None
+        passed = passed or name.startswith(_MODULES)
     return None
 
 

@@ -1,5 +1,8 @@
 """Which modules tracing calls as a whole: torch.nn layers, and what must not be looked into."""
 
+import inspect
+from typing import Any
+
 import torch
 from torch import fx, nn
 from torch.nn.utils import parametrize
@@ -47,3 +50,19 @@ def is_plain_leaf(m: nn.Module) -> bool:
         return False
     own = {n for k in kinds[: kinds.index(base)] for n in vars(k)} - _NEUTRAL
     return not any(callable(getattr(base, n, None)) for n in own)
+
+
+class Misfit(TypeError):
+    """A module is called with arguments that its forward does not take, as Python itself would say."""
+
+
+def fits(m: nn.Module, args: Any, kwargs: Any) -> None:
+    """Misfit where m's forward does not take these arguments."""
+    try:
+        takes = inspect.signature(m.forward)
+    except (TypeError, ValueError):  # written in C++
+        return
+    try:
+        takes.bind(*args, **kwargs)
+    except TypeError as e:
+        raise Misfit(f"{type(m).__name__}.forward() {e}") from None

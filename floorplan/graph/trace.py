@@ -37,6 +37,7 @@ class Traced:
     notes: tuple[str, ...] = ()  # assumptions and losses, one line each
     opaque: dict[str, str] = field(default_factory=dict)  # module path -> why it is one node
     lines: dict[str, str] = field(default_factory=dict)  # node name -> "file.py:123"
+    asks: bool = False  # the forward branches on a size, or makes a number of one
     own: "Traced | None" = None  # with both modes: the graph of the mode that the model is in
 
 
@@ -80,13 +81,14 @@ def _both(model: nn.Module, inputs: Sequence[Any], flags: set[bool]) -> Traced:
                 raise
             failed = str(e)
     if not failed:
-        base = base or runs[mode_now]
+        as_is = base or runs[mode_now]
+        runs = {mode: _uncounted(t) for mode, t in runs.items()}
+        base = runs[mode_now] if base is None else _uncounted(base)
         places = list(_differences(runs[True].gm.graph, runs[False].gm.graph))
         other = list(_differences(base.gm.graph, runs[False].gm.graph))
         failed = next((p.fact for p in places + other if p.fact), "")
         if not failed:
-            as_is = base
-            if places:  # the same graph on the same modules, to be left as it is
+            if places and as_is is base:  # the same graph on the same modules, to be left as it is
                 graph = copy.deepcopy(base.gm.graph)
                 as_is = replace(base, gm=fx.GraphModule(base.gm, graph, type(base.gm).__name__))
             nodes = list(base.gm.graph.nodes)
@@ -94,10 +96,42 @@ def _both(model: nn.Module, inputs: Sequence[Any], flags: set[bool]) -> Traced:
                 _follow(base.gm, nodes[p.index], p)
             notes = dict.fromkeys(n for t in (base, *runs.values()) for n in t.notes)
             opaque = {k: v for t in (*runs.values(), base) for k, v in t.opaque.items()}
-            return Traced(base.gm, tuple(notes), opaque, base.lines, as_is)
+            return Traced(base.gm, tuple(notes), opaque, base.lines, base.asks, as_is)
+        base = as_is
     note = f"forward differs between train and eval mode (first difference: {failed})"
-    said = (*runs[False].notes, f"{note}; the eval-mode graph is used")
+    said = (*runs[False].notes, f"{note}; {EVAL_ONLY}")
     return replace(runs[False], notes=said, own=base or runs.get(mode_now))
+
+
+EVAL_ONLY = (
+    "the eval-mode graph is used: once adapted, the model computes and returns in train mode too what it does in eval "
+    "mode, without what only train mode adds (noise, auxiliary outputs)"
+)
+
+
+def _uncounted(traced: Traced) -> Traced:
+    """The trace without numbers that the forward only counts up, which nothing of the graph reads."""
+    graph = copy.deepcopy(traced.gm.graph)
+    counted = []
+    for node in [n for n in graph.nodes if n.op == "get_attr"]:
+        value = operator.attrgetter(str(node.target))(traced.gm)
+        steps = list(node.users)
+        if steps and value.dim() == 0 and not isinstance(value, nn.Parameter) and all(map(_counts, steps)):
+            counted.append(str(node.target))
+            for n in (*steps, node):
+                graph.erase_node(n)
+    if not counted:
+        return traced
+    more = f" and {len(counted) - 1} more" if len(counted) > 1 else ""
+    note = f"forward counts in {counted[0]}{more}, which the adapted model leaves as they are"
+    gm = fx.GraphModule(traced.gm, graph, type(traced.gm).__name__)
+    return replace(traced, gm=gm, notes=(*traced.notes, note))
+
+
+def _counts(n: fx.Node) -> bool:
+    """Whether a node only adds to its first argument, for nobody to read."""
+    adds = n.target in (operator.iadd, operator.add, "add_", "add")
+    return adds and not n.users and n.args[0] is n.all_input_nodes[0] and len(n.all_input_nodes) == 1
 
 
 @dataclass(frozen=True)
@@ -113,15 +147,17 @@ class _Place:
 def _differences(a: fx.Graph, b: fx.Graph) -> Iterator[_Place]:
     """Where graph b differs from a; the first structural difference ends it."""
     left, right = list(a.nodes), list(b.nodes)
+    same: dict[fx.Node, fx.Node] = {}
     for i, (m, n) in enumerate(zip(left, right, strict=False)):
         where = f"{m.meta.get('line', 'forward')} {m.name}"
-        if (m.op, m.target, m.name) != (n.op, n.target, n.name):
+        same[m] = n
+        if (m.op, m.target) != (n.op, n.target):
             yield _Place(i, fact=f"{where} in one, {n.name} in the other")
             return
         if m.op == "get_attr" and not _same_attribute(m, n):
             yield _Place(i, fact=f"{where} holds different values")
             return
-        for path, x, y in _unequal((m.args, dict(m.kwargs)), (n.args, dict(n.kwargs))):
+        for path, x, y in _unequal((m.args, dict(m.kwargs)), (n.args, dict(n.kwargs)), same):
             if type(x) is not bool or type(y) is not bool:
                 yield _Place(i, fact=f"{where} has {x} in one, {y} in the other")
                 return
@@ -137,16 +173,21 @@ def _same_attribute(m: fx.Node, n: fx.Node) -> bool:
     return x is y or (isinstance(x, torch.Tensor) and x.shape == y.shape and torch.equal(x, y))
 
 
-def _unequal(a: Any, b: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
-    if isinstance(a, fx.Node | slice) and type(a) is type(b):
-        if repr(a) != repr(b):  # nodes are written by their names
+def _unequal(
+    a: Any, b: Any, same: dict[fx.Node, fx.Node], path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
+    if isinstance(a, fx.Node) and isinstance(b, fx.Node):
+        if same.get(a) is not b:
+            yield path, a, b
+    elif isinstance(a, slice) and isinstance(b, slice):
+        if any(_unequal((a.start, a.stop, a.step), (b.start, b.stop, b.step), same)):
             yield path, a, b
     elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            yield from _unequal(x, y, (*path, i))
+            yield from _unequal(x, y, same, (*path, i))
     elif isinstance(a, dict) and isinstance(b, dict) and list(a) == list(b):
         for k in a:
-            yield from _unequal(a[k], b[k], (*path, k))
+            yield from _unequal(a[k], b[k], same, (*path, k))
     elif type(a) is not type(b) or a != b:
         yield path, a, b
 
@@ -193,6 +234,7 @@ def _once(model: nn.Module, inputs: Sequence[Any]) -> Traced:
             forget_tracer(graph)
             tidy(graph, tracer.lines)
             gm = fx.GraphModule(model, graph, type(model).__name__)
+            tracer.quiet.frozen(gm)
     except ValueBranch as e:
         todo = "give that part a module of its own, or decide it when the model is built"
         raise TraceError(f"forward: {e}; {todo}") from e
@@ -200,7 +242,7 @@ def _once(model: nn.Module, inputs: Sequence[Any]) -> Traced:
         return _whole(model, names, reason_of(e))
     finally:
         torch.set_rng_state(rng)
-    return Traced(gm, tuple(dict.fromkeys([*tracer.notes, *changed])), tracer.opaque, tracer.lines)
+    return Traced(gm, tuple(dict.fromkeys([*tracer.notes, *changed])), tracer.opaque, tracer.lines, tracer.asks)
 
 
 def _whole(model: nn.Module, names: Sequence[str], reason: str) -> Traced:

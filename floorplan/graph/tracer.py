@@ -16,19 +16,22 @@ from torch import Tensor, fx, nn
 
 from floorplan.graph import decide
 from floorplan.graph.decide import Evaluator, Undecided, ValueBranch
-from floorplan.graph.leaves import Refusal, is_plain_leaf, leaf_reason
+from floorplan.graph.leaves import Misfit, Refusal, fits, is_plain_leaf, leaf_reason
 from floorplan.graph.proxies import Proxy
+from floorplan.graph.quiet import Quiet, in_function
+from floorplan.graph.recorded import recording
 from floorplan.torch_doors import checkpointing, is_erased, renew, saved_hooks
 
 
 def _context() -> dict[str, Any]:
     """What a graph cannot record of the place where a node is made, by the reason to refuse it where it changes."""
-    kinds, gradients = ("cpu", "cuda"), (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+    kinds = ("cpu", "cuda")
     return {
         "uses activation checkpointing": checkpointing(),
         "keeps tensors by saved-tensor hooks of its own": saved_hooks(),
         "switches autocast on or off": [torch.is_autocast_enabled(k) and torch.get_autocast_dtype(k) for k in kinds],
-        "computes under torch.no_grad() or in a custom autograd.Function": gradients,
+        "computes in a custom autograd.Function": in_function(),
+        "computes under torch.inference_mode()": torch.is_inference_mode_enabled(),
     }
 
 
@@ -47,13 +50,16 @@ class Tracer(fx.Tracer):
         self.cache: dict[str, fx.Proxy] = {}
         self.evaluator: Evaluator = cast(Evaluator, None)
         self.refused: ValueBranch | None = None
+        self.asks = False  # whether the forward has asked for a size
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         """The graph of `root`; raises what its own forward raises."""
         self.evaluator = Evaluator(root, self.inputs)
         self.names = {id(t): n for n, t in [*root.named_buffers(), *root.named_parameters()]}
         self.context, self.rng = _context(), torch.get_rng_state()
-        graph = super().trace(root, concrete_args)
+        self.quiet = Quiet(self, root)
+        with recording(root, self.called, self.size):
+            graph = super().trace(root, concrete_args)
         if self.refused is not None:  # the forward's own `except` has swallowed it
             raise self.refused
         self._settle(None)
@@ -83,6 +89,7 @@ class Tracer(fx.Tracer):
         """Trace into m, or call it as a whole where that fails."""
         if self.evaluator.running or m not in (self.submodule_paths or {}):
             return forward(*args, **kwargs)
+        fits(m, args, kwargs)
         last = next(iter(reversed(self.graph.nodes)), None)
         stack, opaque = self.module_stack.copy(), dict(self.opaque)
         notes, asked = dict(self.notes), self.asked
@@ -91,11 +98,30 @@ class Tracer(fx.Tracer):
         except Exception as e:
             self.module_stack, self.opaque = stack, opaque
             self.notes, self.asked = notes, asked
+            if isinstance(e, Misfit):  # what the forward did before stands, as it does when it runs
+                raise
             self._roll_back(last)
             path = self.path_of_module(m)
             self.opaque[path] = reason_of(e)
             self.refused = None
-            return self.create_proxy("call_module", path, args, kwargs)
+            whole = self.create_proxy("call_module", path, args, kwargs)
+            if not isinstance(e, Refusal | ValueBranch | Undecided) and self._raises(whole.node, e):
+                del self.opaque[path]
+                self._roll_back(last)
+                raise
+            return whole
+
+    def _raises(self, node: fx.Node, e: Exception) -> bool:
+        """Whether the call of a module as a whole raises the same: then its caller is to see it, and may catch it."""
+        try:
+            self.evaluator.value(node)
+        except Undecided as found:
+            cause = found.__cause__
+            places = [decide.raised_at(x.__traceback__) for x in (cause, e) if x is not None]
+            return type(cause) is type(e) and len(set(places)) == 1
+        except ValueBranch:
+            return False
+        return False
 
     def _roll_back(self, last: fx.Node | None) -> None:
         for node in list(reversed(self.graph.nodes)):
@@ -123,7 +149,8 @@ class Tracer(fx.Tracer):
         self._settle(decide.calling_frame())
         if target == "self":  # which the code of a graph calls its module
             args = (*args[:2], "self_", *args[3:])
-        node = super().create_node(kind, target, *args, **kwargs)
+        args = (*self.quiet.across(kind, target, *args[:2]), *args[2:])
+        node = self.quiet.made(super().create_node(kind, target, *args, **kwargs))
         if line := decide.place(decide.user_frame()):
             self.lines[node.name] = node.meta["line"] = line
         return node
@@ -173,6 +200,7 @@ class Tracer(fx.Tracer):
         frame = decide.user_frame()
         answer = bool(self._ask(lambda: self.evaluator.scalar(obj.node, bool)))
         if not _rank_only(obj.node):
+            self.asks = True
             sizes = self.evaluator.sizes()
             asked = decide.expression(frame) or obj.node.name
             self._note(frame, f"branch decided for input sizes {sizes}: {asked} is {answer}")
@@ -193,6 +221,7 @@ class Tracer(fx.Tracer):
     def number(self, obj: fx.Proxy, kind: Callable[[Any], Any]) -> Any:
         """int(), float() or index() of a size."""
         value = self._ask(lambda: self.evaluator.scalar(obj.node, cast(type, kind)))
+        self.asks = True
         frame = decide.calling_frame()
         sizes, line = self.evaluator.sizes(), decide.source_line(decide.user_frame())
         note = f"{decide.place(decide.user_frame())}: a size is fixed at {value} for input sizes {sizes}: {line}"
@@ -208,12 +237,23 @@ class Tracer(fx.Tracer):
             if frame is None or frame is not asker or frame.f_lasti != at:
                 self.notes[note] = None
 
+    def called(self, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a function that is a node as it is."""
+        return self.create_proxy("call_function", f, args, kwargs)
+
+    def size(self, obj: Any) -> Any:
+        """len() in the model's own code: of a tensor it is a size, which the graph takes again when it runs."""
+        if isinstance(obj, fx.Proxy) and not self.evaluator.running:
+            if isinstance(self._ask(lambda: self.evaluator.value(obj.node)), Tensor):
+                return cast(Any, obj).size(0)
+        return len(obj)
+
     def length(self, obj: fx.Proxy) -> int:
         """len() of a traced container or tensor."""
         value = self._ask(lambda: self.evaluator.value(obj.node))
         answer = len(value)
         if not isinstance(value, torch.Size):
-            sizes = self.evaluator.sizes()
+            self.asks, sizes = True, self.evaluator.sizes()
             self._note(decide.user_frame(), f"length taken as {answer} for input sizes {sizes}")
         return answer
 
@@ -221,7 +261,7 @@ class Tracer(fx.Tracer):
         """Unroll a loop over a traced container or tensor."""
         value, node = self._ask(lambda: self.evaluator.value(obj.node)), obj.node
         if not isinstance(value, torch.Size):
-            sizes, n = self.evaluator.sizes(), len(value)
+            self.asks, sizes, n = True, self.evaluator.sizes(), len(value)
             self._note(decide.user_frame(), f"loop unrolled {n} times for input sizes {sizes}")
         if isinstance(value, Tensor):
             obj = cast(fx.Proxy, torch.unbind(cast(Any, obj)))

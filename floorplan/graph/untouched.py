@@ -162,6 +162,12 @@ def complete(have: nn.Module, want: nn.Module) -> None:
 MODES = ("saved", "train", "eval")
 
 
+def mode_of(model: nn.Module) -> str:
+    """train, eval or mixed: what the flags of the modules say whose forward can ask for them."""
+    flags = {m.training for m in model.modules()}
+    return "mixed" if len(flags) > 1 else "train" if True in flags else "eval"
+
+
 @contextmanager
 def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
     """The model in train or eval mode for a while; "saved" leaves it as it is."""
@@ -179,15 +185,24 @@ def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    buffers = {id(b): (b, b.detach().clone()) for b in model.buffers()}
+    """Buffers, gradients, containers and the random state are as before afterwards, whatever a forward does to them."""
+    buffers = {id(b): (b, b.detach().clone(), _place_of(b)) for b in model.buffers()}
     grads = [(p, p.grad) for p in model.parameters()]
-    devices = list({t.device.index for t, _ in buffers.values() if t.device.type == "cuda"})
+    devices = list({t.device.index for t, *_ in buffers.values() if t.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices), same_containers(model):
         try:
             yield
         finally:
             with torch.no_grad():
-                for b, old in buffers.values():
+                for b, old, place in buffers.values():
+                    if _place_of(b) != place:  # resized
+                        size, stride, offset, nbytes = place
+                        b.untyped_storage().resize_(nbytes)
+                        b.data = b.detach().as_strided(size, stride, offset)
                     b.copy_(old)
             for p, g in grads:
                 p.grad = g
+
+
+def _place_of(t: torch.Tensor) -> tuple[Any, ...]:
+    return t.shape, t.stride(), t.storage_offset(), t.untyped_storage().nbytes()

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from floorplan.layers import smooth
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
+from floorplan.layers.functions import CompactFunction, call, learns
 from floorplan.layers.layer import Layer
 from floorplan.layers.plain import CLAMP_PASSES, Clamp
-from floorplan.torch_doors import applied
 
 SIXTH = 0.1666666716337204  # 1/6 in float32: what torch's Hardsigmoid multiplies by in every dtype
 
@@ -239,19 +238,30 @@ class PackedActivation(Layer):
 
     def forward(self, z: Tensor) -> Tensor:
         """act(z), out of place."""
-        keeps = torch.is_grad_enabled() and z.requires_grad
+        keeps = learns(z)
         if self.act is None:
             assert self.slope is not None
             slope = self.slope.to(z.dtype)
-            return applied(_GatedPReLU, z, slope) if keeps else F.prelu(z, slope)
+            return call(_GatedPReLU, z, slope) if keeps and not learns(slope) else F.prelu(z, slope)
         gate = gate_of(self.act) if keeps else ""
         if isinstance(gate, str):
             return self.act(z)  # type: ignore[no-any-return]
-        return applied(_Gated, z, self.act, gate)
+        return gated(z, self.act, gate)
 
 
-class _Gated(torch.autograd.Function):
+def gated(z: Tensor, act: nn.Module, gate: Gate) -> Tensor:
+    """act(z), which keeps the packed gate of z."""
+    return call(_Gated, z, act, gate)
+
+
+class _Gated(CompactFunction):
     """act(z) that keeps the packed gate of z."""
+
+    layer = "PackedActivation"
+
+    @staticmethod
+    def formula(z: Tensor, act: nn.Module, gate: Gate) -> Tensor:
+        return act(z)  # type: ignore[no-any-return]
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, act: nn.Module, gate: Gate) -> Tensor:
@@ -260,14 +270,16 @@ class _Gated(torch.autograd.Function):
         return act(z)  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
         return apply_gate(g, packed, ctx.layout, ctx.gate.inside, ctx.gate.outside), None, None
 
 
-class _GatedPReLU(torch.autograd.Function):
+class _GatedPReLU(CompactFunction):
     """prelu(z, slope) that keeps the sign of z; slope is frozen."""
+
+    layer = "PackedActivation"
+    formula = staticmethod(F.prelu)
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, slope: Tensor) -> Tensor:
@@ -276,7 +288,6 @@ class _GatedPReLU(torch.autograd.Function):
         return F.prelu(z, slope)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         packed, slope = ctx.saved_tensors
         if g.dim() > 1:

@@ -22,6 +22,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from floorplan.layers.functions import by_sample
+from floorplan.torch_doors import transformed
+
 CPU_SEGMENT = 1 << 18  # elements at a time: fits the cache
 SEGMENT = 1 << 24  # elsewhere: few launches, 16 MB of temporaries
 _INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -30,7 +33,7 @@ _NUMPY = (torch.float32, torch.float64)  # numpy compares these with SIMD
 
 def layout_of(z: Tensor) -> int:
     """1 if z (B, C, H, W) or (B, C, D, H, W) is channels_last and not also contiguous, else 0."""
-    if z.dim() not in (4, 5):
+    if z.dim() not in (4, 5) or transformed():  # batched tensors do not tell their memory format
         return 0
     if all(isinstance(n, int) for n in (*z.shape, *z.stride())):
         return int(not z.is_contiguous() and z.is_contiguous(memory_format=format_of(z, 1)))
@@ -177,6 +180,9 @@ def source_and_target(g: Tensor, layout: int) -> tuple[Tensor, Tensor]:
 @apply_gate.register_fake
 def _(g: Tensor, packed: Tensor, layout: int, inside: float, outside: float) -> Tensor:
     return torch.empty_like(g, memory_format=format_of(g, layout))
+
+
+by_sample(pack_gate, apply_gate)
 
 
 @torch.library.custom_op("floorplan::apply_gate_", mutates_args=("g",))

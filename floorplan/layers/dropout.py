@@ -11,11 +11,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
+from floorplan.layers.functions import CompactFunction, call, learns
 from floorplan.layers.layer import Layer
-from floorplan.torch_doors import applied
 
 # dims of an input that torch reads as one sample without a batch dimension; 0 = it never does
 DROPOUTS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 2, nn.Dropout2d: 0, nn.Dropout3d: 4}
@@ -54,13 +53,19 @@ class PackedDropout(Layer):
         """x with a share p set to 0 and the rest divided by 1 - p; x itself in eval mode."""
         if not self.training or self.p == 0:
             return x
-        if self.p == 1 or not (torch.is_grad_enabled() and x.requires_grad):
+        if self.p == 1 or not learns(x):
             return getattr(F, self.name.lower())(x, self.p, True)  # type: ignore[no-any-return]
         if self.name == "Dropout":
-            return applied(_Elements, x, self.p)
+            return call(_Elements, x, self.p)
         batch = () if x.dim() == self.sample_dims else x.shape[:1]
         decided = (*batch, x.shape[len(batch)], *[1] * (x.dim() - len(batch) - 1))
-        return applied(_Channels, x, self.p, decided)
+        return call(_Channels, x, self.p, decided)
+
+
+def _drawn(x: Tensor, p: float, shape: tuple[int, ...]) -> Tensor:
+    """A factor for each channel; the draws depend on the number of channels only."""
+    ones = torch.ones(1, math.prod(shape), dtype=x.dtype, device=x.device)
+    return torch.feature_dropout(ones, p, True).view(shape)
 
 
 def _scale(p: float, like: Tensor) -> Tensor:
@@ -68,8 +73,11 @@ def _scale(p: float, like: Tensor) -> Tensor:
     return torch.ones((), dtype=like.dtype, device=like.device).div_(1 - p)
 
 
-class _Elements(torch.autograd.Function):
+class _Elements(CompactFunction):
     """Dropout of single elements that keeps a bit each."""
+
+    layer = "PackedDropout"
+    formula = staticmethod(F.dropout)
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
@@ -84,7 +92,6 @@ class _Elements(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
         if ctx.fused:
@@ -92,20 +99,23 @@ class _Elements(torch.autograd.Function):
         return apply_gate(g, packed, ctx.layout, 1.0, 0.0).mul_(_scale(ctx.p, g)), None
 
 
-class _Channels(torch.autograd.Function):
+class _Channels(CompactFunction):
     """Dropout of whole channels that keeps a bit each."""
+
+    layer = "PackedDropout"
+
+    @staticmethod
+    def formula(x: Tensor, p: float, shape: tuple[int, ...]) -> Tensor:
+        return x * _drawn(x, p, shape)
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float, shape: tuple[int, ...]) -> Tensor:
         ctx.p, ctx.shape = p, shape
-        # the draws depend on the number of channels only
-        ones = torch.ones(1, math.prod(shape), dtype=x.dtype, device=x.device)
-        noise = torch.feature_dropout(ones, p, True).view(shape)
+        noise = _drawn(x, p, shape)
         ctx.save_for_backward(pack_gate(noise, 0.0, math.inf, False))
         return x * noise
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
         ones = torch.ones(ctx.shape, dtype=g.dtype, device=g.device)

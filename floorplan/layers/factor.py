@@ -13,12 +13,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from floorplan.layers.adapter import ConvAdapter, as_conv_starts
-from floorplan.layers.geometry import conv, input_grad, pad
+from floorplan.layers.functions import CompactFunction, call, learns
+from floorplan.layers.geometry import bias_grad, conv, input_grad, pad
 from floorplan.layers.macs import Macs
-from floorplan.torch_doors import applied
 
 
 def mixed(w: Tensor, u: Tensor, d: Tensor, scale: float) -> Tensor:
@@ -72,17 +71,26 @@ class FactorConv(ConvAdapter):
         return Macs(self.weight.numel() * points, self.D.numel() * points + up, up)
 
     def run(self, x: Tensor) -> Tensor:
-        """One conv by the merged weight, which keeps t."""
+        """One conv by the merged weight, which keeps t; x too if another factor than U trains."""
+        if learns(self.weight, self.D):
+            return self.by_autograd(x)
         device, args = x.device.type, (self.weight, self.bias, self.U, self.D, self)
         if device == "meta" or not torch.is_autocast_enabled(device):
-            return applied(_Factor, x, *args)
+            return call(_Factor, x, *args)
         x = x.to(torch.get_autocast_dtype(device)) if x.dtype != torch.float64 else x
         with torch.autocast(device, enabled=False):
-            return applied(_Factor, x, *args)
+            return call(_Factor, x, *args)
 
 
-class _Factor(torch.autograd.Function):
+class _Factor(CompactFunction):
     """FactorConv with its own backward; keeps t."""
+
+    layer = "FactorConv"
+
+    @staticmethod
+    def formula(x: Tensor, w: Tensor, b: Tensor | None, u: Tensor, d: Tensor, m: FactorConv) -> Tensor:
+        b = None if b is None else b.to(x.dtype)
+        return conv(pad(x, m.geo), mixed(w, u, d, m.scale).to(x.dtype), b, m.geo, m.geo.groups)
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, u: Tensor, d: Tensor, m: FactorConv) -> Tensor:
@@ -94,11 +102,11 @@ class _Factor(torch.autograd.Function):
         return conv(xp, mixed(w, u, d, m.scale).to(x.dtype), b, m.geo, g)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
         w, u, d, t = ctx.saved_tensors
         geo, gy = ctx.geo, gy.to(ctx.dtype)
         gu = gx = None
+        gb = bias_grad(gy) if ctx.needs_input_grad[2] else None
         if t is not None:
             n, g, positions = gy.shape[0] * geo.groups, geo.groups, math.prod(gy.shape[2:])
             rows = gy.reshape(n, gy.shape[1] // g, positions)
@@ -109,7 +117,7 @@ class _Factor(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             wm = mixed(w, u, d, ctx.scale).to(gy.dtype)
             gx = input_grad(gy, wm, ctx.x_shape, geo, geo.groups)
-        return gx, None, None, gu, None, None
+        return gx, None, gb, gu, None, None
 
 
 def tensor_train_suffix(w: Tensor, rank: int) -> Tensor:

@@ -16,15 +16,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from floorplan.layers.activations import Gate, act_config, act_of, gate_of
+from floorplan.layers.activations import Gate, act_config, act_of, gate_of, gated
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
-from floorplan.layers.geometry import Geometry, conv, input_grad, pad
+from floorplan.layers.functions import CompactFunction, add_, call, learns
+from floorplan.layers.geometry import Geometry, bias_grad, conv, input_grad, pad
 from floorplan.layers.layer import Adapter, Layer, PlainConv, PlainNorm
 from floorplan.layers.lowrank import PROJECTIONS, merge, project, q_grad, up_grad
 from floorplan.layers.macs import Macs
-from floorplan.torch_doors import applied
 
 
 class FusedConv(Adapter):
@@ -149,25 +148,27 @@ class FusedConv(Adapter):
             return self._run(x, skip)
 
     def _run(self, x: Tensor, skip: Tensor | None) -> Tensor:
+        args = x, skip, self.U, self.weight, self.P, self.scale, self.bias, self
         if self.plain:
-            z, act = self.value(x, self.merged(x.dtype)), act_of(act_config(self.act), inplace=False)
-            z = z if skip is None else z + skip
-            return z if act is None else act(z)
+            return _Site.formula(*args)
         if not torch.is_grad_enabled():
-            z = _add(self.value(x, self.merged(x.dtype)), skip)
+            z = _Site.sum(*args)
             return z if self.act is None else self.act(z)
-        return applied(_Site, x, skip, self.U, self.weight, self.P, self.scale, self)
+        if learns(self.weight, self.P, self.scale):  # their gradients need x
+            z = _Site.sum(*args)
+            return z if self.act is None or self.gate is None else gated(z, self.act, self.gate)
+        return call(_Site, *args)
 
-    def value(self, x: Tensor, w: Tensor) -> Tensor:
+    def value(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         """conv(pad(x), w) + bias."""
-        bias = None if self.bias is None else self.bias.to(x.dtype)
+        bias = None if bias is None else bias.to(x.dtype)
         return conv(pad(x, self.geo), w, bias, self.geo, self.groups(x))
 
 
 def _add(z: Tensor, skip: Tensor | None) -> Tensor:
     """z + skip, into z where it fits."""
     if isinstance(skip, Tensor):
-        return z.add_(skip) if skip.shape == z.shape and skip.dtype == z.dtype else z + skip
+        return add_(z, skip) if skip.shape == z.shape and skip.dtype == z.dtype else z + skip
     return z if skip is None else z + skip
 
 
@@ -175,23 +176,43 @@ def _merged(w: Tensor, u: Tensor | None, p: Tensor | None, scale: Tensor | None,
     return w if u is None or p is None else merge(w, u, p, scale, geo)
 
 
-class _Site(torch.autograd.Function):
+class _Site(CompactFunction):
     """FusedConv with its own backward; keeps q and the packed gate.
 
     All tensors come by argument, none from the module: autograd sees what was written since; functional_call works.
     """
 
+    layer = "FusedConv"
+
+    @staticmethod
+    def conv(x: Tensor, *args: Any) -> Tensor:
+        """The conv and its bias."""
+        up, weight, down, scale, bias, site = args
+        y: Tensor = site.value(x, _merged(weight, up, down, scale, site.geo).to(x.dtype), bias)
+        return y
+
+    @staticmethod
+    def sum(x: Tensor, skip: Tensor | None, *args: Any) -> Tensor:
+        """What the activation gets."""
+        return _add(_Site.conv(x, *args), skip)
+
+    @staticmethod
+    def formula(x: Tensor, skip: Tensor | None, *args: Any) -> Tensor:
+        z, act = _Site.conv(x, *args), act_of(act_config(args[-1].act), inplace=False)
+        z = z if skip is None else z + skip
+        return z if act is None else act(z)
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, skip: Tensor | None, *args: Any) -> Tensor:
-        up, weight, down, scale, site = args
+        up, weight, down, scale, _, site = args
         ctx.geo, ctx.gate, ctx.groups = site.geo, site.gate, site.groups(x)
         ctx.site = site if site.captures else None
-        z: Tensor = site.value(x, _merged(weight, up, down, scale, site.geo).to(x.dtype))
+        z = _Site.conv(x, *args)
         ctx.conv_shape, ctx.x_shape, ctx.dtype = z.shape, x.shape, x.dtype
         q = project(x, down, site.geo) if down is not None and ctx.needs_input_grad[2] else None
         z = _add(z, skip)
         packed = None
-        if site.gate is not None and any(ctx.needs_input_grad[:3]):
+        if site.gate is not None and any(ctx.needs_input_grad):
             ctx.layout = layout_of(z)
             packed = pack_gate(z, site.gate.lo, site.gate.hi, site.gate.closed)
         if site.act is not None:
@@ -201,7 +222,6 @@ class _Site(torch.autograd.Function):
         return z
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         weight, down, up, scale, q, packed = ctx.saved_tensors
         if packed is not None:
@@ -209,6 +229,7 @@ class _Site(torch.autograd.Function):
         gskip = g.sum_to_size(ctx.skip_shape) if ctx.needs_input_grad[1] else None
         g = g if g.shape == ctx.conv_shape else g.sum_to_size(ctx.conv_shape)
         g, geo = g.to(ctx.dtype), ctx.geo
+        gb = bias_grad(g) if ctx.needs_input_grad[6] else None
         device = g.device.type  # gradients in the dtypes of the forward, even if backward() is called under autocast
         with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
             gu = None if q is None else up_grad(g, q, up, scale, geo)
@@ -216,10 +237,10 @@ class _Site(torch.autograd.Function):
                 ctx.site.gq = q_grad(g, q, up, scale, geo)
             del q, packed
             if not ctx.needs_input_grad[0]:
-                return None, gskip, gu, None, None, None, None
+                return None, gskip, gu, None, None, None, gb, None
             w = _merged(weight, up, down, scale, geo).to(g.dtype)
             gx = input_grad(g, w, ctx.x_shape, geo, ctx.groups)
-        return gx, gskip, gu, None, None, None, None
+        return gx, gskip, gu, None, None, None, gb, None
 
 
 class ChannelAffine(Layer):

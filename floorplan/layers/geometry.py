@@ -12,9 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from floorplan.torch_doors import applied
+from floorplan.layers.functions import CompactFunction, call, learns
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -195,25 +194,35 @@ def input_grad(g: Tensor, w: Tensor, shape: Sequence[int], geo: Geometry, groups
     return unpad(conv_input_grad(g, w, padded_size(shape, geo), geo, groups), geo)
 
 
+def bias_grad(g: Tensor) -> Tensor:
+    """Gradient of a bias (O,), from that of the result."""
+    return g.sum((0, *range(2, g.dim())))
+
+
 def frozen_conv(x: Tensor, w: Tensor, b: Tensor | None, geo: Geometry) -> Tensor:
-    """conv(pad(x), w) + b by a frozen w: keeps nothing of x, where torch's conv keeps it."""
-    return applied(_Frozen, x, w, b, geo)
+    """conv(pad(x), w) + b: keeps nothing of x unless w trains, where torch's conv keeps it."""
+    return _Frozen.formula(x, w, b, geo) if learns(w) else call(_Frozen, x, w, b, geo)
 
 
-class _Frozen(torch.autograd.Function):
+class _Frozen(CompactFunction):
     """conv(pad(x), w) + b with gradients of x and b alone."""
+
+    layer = "a frozen conv"
+
+    @staticmethod
+    def formula(x: Tensor, w: Tensor, b: Tensor | None, geo: Geometry) -> Tensor:
+        return conv(pad(x, geo), w, b, geo, geo.groups)
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geo: Geometry) -> Tensor:
         ctx.geo, ctx.x_shape = geo, x.shape
         ctx.save_for_backward(w)
-        return conv(pad(x, geo), w, b, geo, geo.groups)
+        return _Frozen.formula(x, w, b, geo)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (w,), geo, gx = ctx.saved_tensors, ctx.geo, None
-        gb = g.sum((0, *range(2, g.dim()))) if ctx.needs_input_grad[2] else None
+        gb = bias_grad(g) if ctx.needs_input_grad[2] else None
         if ctx.needs_input_grad[0]:
             gx = input_grad(g, w, ctx.x_shape, geo, geo.groups)
         return gx, None, gb, None

@@ -22,8 +22,7 @@ from floorplan.layers.bits import between
 from floorplan.layers.geometry import Geometry, frozen_conv
 from floorplan.layers.layer import Adapter, Layer, PlainConv
 from floorplan.layers.macs import Macs
-from floorplan.layers.paper import PaperSite, Published
-from floorplan.torch_doors import applied
+from floorplan.layers.paper import PaperSite
 
 KERNEL = 5
 EPS = 1e-5
@@ -143,14 +142,6 @@ class TinySite(PaperSite):
         del self.beta, self.bias
         self.beta = nn.Parameter(torch.zeros(channels))
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = self.gamma * torch.rsqrt(self.var + self.eps)
-        b = self.beta - a * self.mean
-        if self.plain:
-            return self._plain(x, a, b, None, None)
-        b = b if self.bias is None else b + a * self.bias
-        return applied(Published, x, None, None, self.weight, a, b, None, self)
 
     @staticmethod
     def kept_gate(z: Tensor, gate: Gate) -> Tensor:

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from floorplan.errors import FloorplanError
 from floorplan.layers import bits as packing
 from floorplan.layers import levels as fit_levels
 from floorplan.layers.activations import ACTIVATIONS, NAMED, options_of, record_of
 from floorplan.layers.bits import flat_view, format_of, pack_by_shifts, unpack_by_shifts
+from floorplan.layers.functions import CompactFunction, by_sample, call, learns
 from floorplan.layers.layer import Layer
 from floorplan.layers.levels import Floats
-from floorplan.torch_doors import applied
 
 FITS = ("normal", "minimax")
 SMOOTH = {a.name: a.derivative for a in ACTIVATIONS.values() if a.derivative}
@@ -133,6 +133,9 @@ def _(g: Tensor, packed: Tensor, levels: list[float], bits: int, layout: int) ->
     return torch.empty_like(g, memory_format=format_of(g, layout))
 
 
+by_sample(pack_levels, apply_levels)
+
+
 class LossyActivation(Layer):
     """LOSSY: nn.`name`, exact forward, whose gradient is g times one of 2**bits levels. Any shape."""
 
@@ -186,13 +189,18 @@ class LossyActivation(Layer):
 
     def forward(self, z: Tensor) -> Tensor:
         """act(z), out of place."""
-        if not (torch.is_grad_enabled() and z.requires_grad):
-            return self.act(z)  # type: ignore[no-any-return]
-        return applied(_Lossy, z, self)
+        return call(_Lossy, z, self) if learns(z) else self.act(z)
 
 
-class _Lossy(torch.autograd.Function):
+class _Lossy(CompactFunction):
     """act(z) that keeps the numbers of the levels of its derivative."""
+
+    layer = "LossyActivation"
+
+    @staticmethod
+    def formula(z: Tensor, layer: LossyActivation) -> Tensor:
+        why = "LossyActivation: an approximate gradient has no further derivative"
+        raise FloorplanError(f"{why}; rewrite without --lossy-bits, or take one gradient, in reverse mode")
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, layer: LossyActivation) -> Tensor:
@@ -202,7 +210,6 @@ class _Lossy(torch.autograd.Function):
         return layer.act(z)  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
         return apply_levels(g, packed, ctx.levels, ctx.bits, ctx.layout), None

@@ -14,15 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from floorplan.layers.activations import Gate, act_config, act_of, gate_of
+from floorplan.layers.activations import Gate, act_config, act_of, gate_of, gated
 from floorplan.layers.bits import apply_gate, layout_of, pack_gate
-from floorplan.layers.geometry import Geometry, conv, conv1x1, conv_weight_grad, input_grad, pad
+from floorplan.layers.functions import CompactFunction, add_, call, learns, mul_
+from floorplan.layers.geometry import Geometry, bias_grad, conv, conv1x1, conv_weight_grad, input_grad, pad
 from floorplan.layers.layer import Adapter, PlainConv, PlainNorm
 from floorplan.layers.lowrank import times
 from floorplan.layers.macs import Macs
-from floorplan.torch_doors import applied
 
 
 def per_channel(t: Tensor, dims: int) -> Tensor:
@@ -110,20 +109,17 @@ class PaperSite(Adapter):
 
     def forward(self, x: Tensor) -> Tensor:
         a = self.gamma * torch.rsqrt(self.var + self.eps)
-        b = self.beta - a * self.mean
+        b, bias = self.beta - a * self.mean, self.bias
+        if bias is not None and not self.plain and learns(bias):  # whose gradient is then that of b
+            b, bias = b + a * bias, None
         up, down = (self.U, self.P) if self.rank else (None, None)
+        args = x, up, down, self.weight, a, b, bias, self
         if self.plain:
-            return self._plain(x, a, b, up, down)
-        return applied(Published, x, up, down, self.weight, a, b, self.bias, self)
-
-    def _plain(self, x: Tensor, a: Tensor, b: Tensor, up: Tensor | None, down: Tensor | None) -> Tensor:
-        z = x
-        if self.weight is not None and self.geo is not None:
-            z = conv(pad(x, self.geo), self.weight, self.bias, self.geo, self.geo.groups)
-            if up is not None and down is not None:
-                z = z + conv(pad(conv1x1(x, down), self.geo), up, None, self.geo, 1)
-        z = z * per_channel(a, z.dim()) + per_channel(b, z.dim())
-        return z if self.act is None else self.act(z)
+            return Published.formula(*args)
+        if learns(a, self.weight, down):  # their gradients need x
+            z = Published.sum(*args)
+            return z if self.act is None or not isinstance(self.gate, Gate) else gated(z, self.act, self.gate)
+        return call(Published, *args)
 
     @staticmethod
     def kept_gate(z: Tensor, gate: Gate) -> Tensor:
@@ -136,11 +132,29 @@ class PaperSite(Adapter):
         return apply_gate(g, kept, layout, gate.inside, gate.outside)  # type: ignore[no-any-return]
 
 
-class Published(torch.autograd.Function):
+class Published(CompactFunction):
     """A site by its branches, (x, up, down, weight, a, b, bias, site), with its own backward; keeps q, the gate and a.
 
     Gradients of x, up and b; what else trains in a site is part of b.
     """
+
+    layer = "a published site"
+
+    @staticmethod
+    def sum(x: Tensor, up: Tensor | None, down: Tensor | None, *args: Any) -> Tensor:
+        """What the activation gets, in torch's own ops."""
+        w, a, b, bias, site = args
+        z = x
+        if w is not None:
+            z = conv(pad(x, site.geo), w, bias, site.geo, site.geo.groups)
+            if up is not None and down is not None:
+                z = z + conv(pad(conv1x1(x, down), site.geo), up, None, site.geo, 1)
+        return z * per_channel(a, z.dim()) + per_channel(b, z.dim())
+
+    @staticmethod
+    def formula(*args: Any) -> Tensor:
+        z, act = Published.sum(*args), args[-1].act
+        return z if act is None else act(z)
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, up: Tensor | None, down: Tensor | None, *args: Any) -> Tensor:
@@ -150,12 +164,11 @@ class Published(torch.autograd.Function):
         if w is None:
             z = x * per_channel(a, x.dim())
         else:
-            z = conv(pad(x, site.geo), w, bias, site.geo, site.geo.groups).mul_(per_channel(a, x.dim()))
+            z = mul_(conv(pad(x, site.geo), w, bias, site.geo, site.geo.groups), per_channel(a, x.dim()))
             if up is not None and down is not None:
                 q = times(down.flatten(1), x)
-                d = conv(pad(q, site.geo), up, None, site.geo, 1)
-                z = z.add_(d.mul_(per_channel(a, z.dim())))
-        z, kept = z.add_(per_channel(b, z.dim())), None
+                z = add_(z, mul_(conv(pad(q, site.geo), up, None, site.geo, 1), per_channel(a, z.dim())))
+        z, kept = add_(z, per_channel(b, z.dim())), None
         if site.gate is not None and any(ctx.needs_input_grad):
             ctx.layout = layout_of(z)
             kept = site.kept_gate(z, site.gate)
@@ -164,7 +177,6 @@ class Published(torch.autograd.Function):
         return z
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         w, up, down, a, q, kept = ctx.saved_tensors
         geo, gx, gu, gb = ctx.geo, None, None, None
@@ -172,7 +184,7 @@ class Published(torch.autograd.Function):
             g = ctx.gated(g, kept, ctx.layout, ctx.gate)
         del kept
         if ctx.needs_input_grad[5]:
-            gb = g.sum((0, *range(2, g.dim())))
+            gb = bias_grad(g)
         if q is None and not ctx.needs_input_grad[0]:
             return None, None, None, None, None, gb, None, None
         g = g * per_channel(a, g.dim())

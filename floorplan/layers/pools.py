@@ -14,12 +14,12 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from floorplan.layers.bits import layout_of
+from floorplan.layers.functions import CompactFunction, call, learns
 from floorplan.layers.layer import Layer
 from floorplan.layers.windows import aten, max_pool, max_pool_backward
-from floorplan.torch_doors import ADAPTIVE_BACKWARD, applied
+from floorplan.torch_doors import ADAPTIVE_BACKWARD, transformed
 
 MAX_POOLS: tuple[type[nn.Module], ...] = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 AVG_POOLS: tuple[type[nn.Module], ...] = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
@@ -63,12 +63,12 @@ def _each_dim(pool: Any, *names: str) -> list[Any]:
     return [list(v) if isinstance(v, Sequence) else [v] * dims for v in values]
 
 
-def _pooled(function: type[torch.autograd.Function], x: Tensor, window: Sequence[list[int]], *options: Any) -> Tensor:
+def _pooled(function: type[CompactFunction], x: Tensor, window: Sequence[list[int]], *options: Any) -> Tensor:
     """function(x, *window, *options); a 1-d map, which has no kernels of its own, goes as a 2-d map one row high."""
     if len(window[0]) > 1:
-        return applied(function, x, *window, *options)
+        return call(function, x, *window, *options)
     one_high = [[0 if i == _PADDING else 1, *values] for i, values in enumerate(window)]
-    return applied(function, x.unsqueeze(-2), *one_high, *options).squeeze(-2)
+    return call(function, x.unsqueeze(-2), *one_high, *options).squeeze(-2)
 
 
 class _Pool(Layer):
@@ -109,7 +109,7 @@ class PackedMaxPool(_Pool):
 
     def forward(self, x: Tensor) -> Tensor:
         """The maximum of each window; torch's choice among equals."""
-        if not (torch.is_grad_enabled() and x.requires_grad):
+        if not learns(x):
             pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[self.dims - 1]
             return pool(x, self.kernel, self.stride, self.padding, self.dilation, ceil_mode=self.ceil_mode)
         if x.dim() == self.dims + 1:
@@ -121,8 +121,15 @@ def _fewest_bits(kernel: Sequence[int]) -> int:
     return next(b for b in (1, 2, 4, 8) if math.prod(kernel) <= 1 << b)
 
 
-class _MaxPool(torch.autograd.Function):
+class _MaxPool(CompactFunction):
     """Max pooling that keeps packed offsets and the input's shape."""
+
+    layer = "PackedMaxPool"
+
+    @staticmethod
+    def formula(x: Tensor, *window: Any) -> Tensor:
+        y: Tensor = (F.max_pool2d if len(window[0]) == 2 else F.max_pool3d)(x, *window)
+        return y
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *window: Any) -> Tensor:
@@ -134,7 +141,6 @@ class _MaxPool(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
         gx = max_pool_backward(g, packed, ctx.shape, ctx.layout, *ctx.window)
@@ -170,20 +176,25 @@ class ShapeAvgPool(_Pool):
         return _pooled(_AvgPool, x, (self.kernel, self.stride, self.padding), *options)
 
 
-class _AvgPool(torch.autograd.Function):
+class _AvgPool(CompactFunction):
     """Average pooling that keeps the input's shape."""
+
+    layer = "ShapeAvgPool"
+
+    @staticmethod
+    def formula(x: Tensor, *window: Any) -> Tensor:
+        return (F.avg_pool2d if len(window[0]) == 2 else F.avg_pool3d)(x, *window)
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *window: Any) -> Tensor:
         ctx.shape, ctx.layout, ctx.window = x.shape, layout_of(x), window
-        return (F.avg_pool2d if len(window[0]) == 2 else F.avg_pool3d)(x, *window)
+        return _AvgPool.formula(x, *window)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         dims = len(ctx.window[0])
         op = aten.avg_pool2d_backward if dims == 2 else aten.avg_pool3d_backward
-        layout = ctx.layout if dims == 2 else 0  # torch pools volumes contiguously
+        layout = 0 if dims == 3 or transformed() else ctx.layout  # torch pools volumes contiguously
         like = _stand_in(g, ctx.shape, layout)
         # The op reads no more of it than the shape: let it write there.
         gx = op.grad_input(g, like, *ctx.window, grad_input=like) if layout else op(g, like, *ctx.window)
@@ -225,16 +236,21 @@ class ShapeAdaptiveAvgPool(Layer):
         return _pooled(_AdaptiveAvgPool, x, [size])
 
 
-class _AdaptiveAvgPool(torch.autograd.Function):
+class _AdaptiveAvgPool(CompactFunction):
     """Adaptive average pooling that keeps the input's shape."""
+
+    layer = "ShapeAdaptiveAvgPool"
+
+    @staticmethod
+    def formula(x: Tensor, size: list[int]) -> Tensor:
+        return (F.adaptive_avg_pool2d if len(size) == 2 else F.adaptive_avg_pool3d)(x, size)  # type: ignore[arg-type]
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: list[int]) -> Tensor:
         ctx.shape, ctx.layout, ctx.dims = x.shape, layout_of(x), len(size)
-        return (F.adaptive_avg_pool2d if len(size) == 2 else F.adaptive_avg_pool3d)(x, size)  # type: ignore[arg-type]
+        return _AdaptiveAvgPool.formula(x, size)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         like = _stand_in(g, ctx.shape, ctx.layout if ctx.dims == 2 else 0)
         return ADAPTIVE_BACKWARD[ctx.dims](g, like), None

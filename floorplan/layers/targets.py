@@ -41,7 +41,13 @@ _BUILTINS = "getattr len abs max min round sum int float bool".split()
 
 _MATH = "floor ceil trunc sqrt prod pow exp log log2 log10 fabs gcd isqrt".split()
 
-_ZOO = {  # fx leaf functions of other packages, imported only when a graph names them
+_DETECTION = """nms batched_nms box_area box_convert box_iou clip_boxes_to_image complete_box_iou distance_box_iou
+generalized_box_iou masks_to_boxes remove_small_boxes roi_align roi_pool ps_roi_align ps_roi_pool deform_conv2d
+sigmoid_focal_loss complete_box_iou_loss distance_box_iou_loss generalized_box_iou_loss drop_block2d
+drop_block3d""".split()
+
+_ZOO = {  # leaf functions of other packages, imported only when a graph names them
+    **{f"torchvision.ops.{name}": "torchvision.ops" for name in _DETECTION},
     "torchvision.ops.stochastic_depth": "torchvision.ops",
     "timm.layers.drop_path": "timm.layers",
     "timm.layers.pad_same": "timm.layers",
@@ -107,6 +113,18 @@ def _registered(name: str) -> Any | None:
     if private and torch.Tag.core not in getattr(op, "tags", ()):
         return None
     return op
+
+
+def leaf_functions() -> list[Target]:
+    """The functions of other packages that a graph calls as they are, of those packages that are imported."""
+    drop_path = getattr(sys.modules.get("timm.layers"), "drop_path", None)
+    return [*detection_ops(), *([drop_path] if drop_path is not None else [])]
+
+
+def detection_ops() -> list[Target]:
+    """The functions of torchvision.ops that a graph calls as they are; none where nothing has imported it."""
+    ops = sys.modules.get("torchvision.ops")
+    return [getattr(ops, name) for name in _DETECTION if hasattr(ops, name)]
 
 
 def name_of(target: Target, where: str) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from floorplan.layers.bits import bytes_for, empty_like_map, pack_fields, unpack_fields
+from floorplan.layers.functions import by_sample
 
 aten = torch.ops.aten
 CHUNK = 1 << 16  # outputs at a time, one sample at least: 2 MB of temporaries
@@ -123,3 +124,6 @@ def max_pool_backward(
 @max_pool_backward.register_fake
 def _(g: Tensor, packed: Tensor, shape: list[int], layout: int, *window: Any) -> Tensor:
     return empty_like_map(g, shape, layout)
+
+
+by_sample(max_pool, max_pool_backward)

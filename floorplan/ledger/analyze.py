@@ -11,16 +11,19 @@ from torch import fx, nn
 
 from floorplan.errors import ReadsValues, TraceError
 from floorplan.graph.copies import clone_structure
+from floorplan.graph.trace import Traced, trace
 from floorplan.graph.untouched import no_memory
-from floorplan.ledger.criterion import AT_FLOOR, UNPROVEN, Proof, is_workspace, prove
+from floorplan.ledger.criterion import ABOVE_FLOOR, AT_FLOOR, UNPROVEN, Proof, is_workspace, prove
+from floorplan.ledger.examine import Examination, Kept, kept_by
 from floorplan.ledger.fakes import Fakes, Sizes, concrete_fakes, symbolic_fakes
 from floorplan.ledger.figures import Figures, figures, measure
+from floorplan.ledger.points import Axes
 from floorplan.ledger.run import Run, Step, Watch, observe, run
-from floorplan.ledger.sides import try_other_sides
 from floorplan.ledger.sizes import TOO_LONG
 from floorplan.torch_doors import model_state, tensors_in
 
 HOOKS = Watch(hooks=True)
+Proved = tuple[Proof, tuple[str, ...], Axes | None]  # with notes, and the axes whose sizes are symbols
 
 
 @dataclass(frozen=True)
@@ -33,34 +36,68 @@ class Analysis:
     follows: bool = False  # the graph was seen to save what the model itself does
     trains: bool = False  # the model's own step was seen to run to its end
     any_batch: bool = False  # the batch is a symbol in all that was proved
+    axes: Axes | None = None  # of the inputs, where sizes are symbols
+    kept: Kept | None = None  # by the model itself, or by its graph, at the sizes asked for
 
 
 def analyze(
-    gm: fx.GraphModule,
+    traced: Traced | fx.GraphModule,
     inputs: Sequence[Any],
     *,
-    opaque: Mapping[str, str] | None = None,
     autocast: torch.dtype | None = None,
     backward: bool = True,
     real: nn.Module | None = None,
+    really: bool = False,
 ) -> Analysis:
-    """Ledger, verdict and figures of `gm` on inputs of these sizes (values are never read).
+    """Ledger, verdict and figures of a graph on inputs of these sizes, held against the model at other sizes.
 
-    real: the module that `gm` was traced from, if it is that whose step is to be predicted.
+    real: the module that was traced, if it is that whose step is to be predicted. really: its forward runs once on
+    real tensors too; no values are read else.
     """
-    opaque, given = opaque or {}, tuple(inputs)
-    source: nn.Module = gm if real is None else real
+    traced = traced if isinstance(traced, Traced) else Traced(traced)
+    source = traced.gm if real is None else real
+    step = Step(traced.gm, tuple(inputs), backward=backward, autocast=autocast)
+    found = _analyzed(step, traced.opaque, source)
+    if found.kept is None:  # counted in a real run
+        return found
+    subject, axes = replace(step.forward, model=source), found.axes or Axes.plain(inputs)
+    asks = bool(traced.opaque) or (traced.asks and not isinstance(source, fx.GraphModule))
+    seen = Examination(subject, found.proof, axes, asks, formulas=found.axes is not None).run()
+    if really:
+        seen.for_real(found.kept)
+    proof = replace(found.proof, verdict=_above(seen) or seen.verdict, assumptions=tuple(seen.assumptions))
+    return replace(found, proof=proof, notes=(*found.notes, *seen.notes))
+
+
+def _above(seen: Examination) -> str:
+    """ABOVE_FLOOR if a proof at the sizes at which other tensors are kept says so; "" if none does."""
+    if seen.other is None or seen.verdict != UNPROVEN:
+        return ""
+    inputs = seen.axes.at(seen.step.inputs, seen.other)
+    try:
+        traced = trace(seen.step.model, inputs)
+        step = replace(seen.step, model=traced.gm, inputs=inputs)
+        found = _analyzed(step, traced.opaque, traced.gm).proof.verdict
+    except TraceError:
+        return ""
+    return found if found == ABOVE_FLOOR else ""
+
+
+def _analyzed(step: Step, opaque: Mapping[str, str], source: nn.Module) -> Analysis:
+    """The analysis at the sizes asked for."""
+    gm, given, tensors = cast(fx.GraphModule, step.model), step.inputs, list(tensors_in(step.inputs))
     own = not isinstance(source, fx.GraphModule)
     gm, state = (_making_constants(gm), source) if own else (gm, gm)
-    step, tensors = Step(gm, given, backward=backward, autocast=autocast), list(tensors_in(given))
+    step = replace(step, model=gm)
     failures: list[str] = []
     kept, plain = _own_runs(source, step) if own else (None, None)
-    trains = plain is not None and backward
+    trains = plain is not None and step.backward
     if kept is not None and plain is not None:  # its own two runs agree, and the symbolic one agrees with them
         exact = figures(state, kept, plain, tensors)
         if exact.saved == exact.saved_census and not any(s.hidden for s in kept.saved):
             if (proved := _proved(step, kept, opaque, failures)) is not None:
-                return Analysis(proved[0], exact, proved[1], True, trains, _any_batch(proved[0]))
+                saved = kept_by(kept.saved)
+                return Analysis(proved[0], exact, proved[1], True, trains, _any_batch(proved[0]), proved[2], saved)
     fakes = concrete_fakes(gm, given)
     try:
         hooked = run(step.forward, HOOKS, fakes)
@@ -72,7 +109,8 @@ def analyze(
         raise TraceError(overwritten(gm, given) or str(e)) from e
     failures = [f for f in failures if TOO_LONG in f]
     proved = None if failures else _proved(step, hooked, opaque, failures)
-    proof, notes = proved or (_unproven(step, hooked, opaque, failures), (f"not proved: {failures[-1]}",))
+    got: Proved = proved or (_unproven(step, hooked, opaque, failures), (f"not proved: {failures[-1]}",), None)
+    proof, notes, axes = got
     exact = figures(state, hooked, plain, tensors)
     follows = kept is None or ledger_of(kept) == ledger_of(hooked)
     if kept is not None and (not follows or exact.saved_census != exact.saved):
@@ -80,8 +118,9 @@ def analyze(
         if any(s.hidden for s in kept.saved):
             proof, notes = _with_stored_aside(proof, step, kept), (*notes, ASIDE)
         if not follows:
-            proof, notes = _lowered(proof), (*notes, OTHER)
-    return Analysis(proof, exact, notes, follows, trains, not failures and _any_batch(proof))
+            proof, notes, axes = _lowered(proof), (*notes, OTHER), None
+    saved = kept_by((hooked if kept is None else kept).saved)
+    return Analysis(proof, exact, notes, follows, trains, not failures and _any_batch(proof), axes, saved)
 
 
 def _lowered(proof: Proof, **changes: Any) -> Proof:
@@ -165,9 +204,7 @@ def _own_runs(real: nn.Module, step: Step) -> tuple[Run | None, Run | None]:
     return kept, _own(real, step, Watch(), again) if kept is not None else None
 
 
-def _proved(
-    step: Step, exact: Run, opaque: Mapping[str, str], failures: list[str]
-) -> tuple[Proof, tuple[str, ...]] | None:
+def _proved(step: Step, exact: Run, opaque: Mapping[str, str], failures: list[str]) -> Proved | None:
     """The first symbolic run whose ledger agrees with the exact one; sizes get less symbolic in turn.
 
     The batch of the symbolic run is first one for which kernels may be chosen otherwise: formulas that agree
@@ -175,6 +212,7 @@ def _proved(
     """
     for positions, across in itertools.product(("primes", "exact", "fixed"), (True, False)):
         fakes = symbolic_fakes(step.model, step.inputs, Sizes(positions, across))
+        axes = Axes.of(fakes, step.inputs)
         try:
             seen = run(step.forward, HOOKS, fakes)
         except TraceError as e:
@@ -186,8 +224,8 @@ def _proved(
         if across and not _any_batch(proof):
             continue
         if (where := _first_difference(proof, exact)) is None:
-            notes = ("positions are fixed to the given input size: the model accepts no other",)
-            return try_other_sides(step, proof, fakes.batch), notes if positions == "fixed" else ()
+            notes = ("positions are fixed to the given input size: the formulas hold for no other",)
+            return proof, notes if positions == "fixed" else (), axes
         failures.append(f"the symbolic ledger differs from the exact one at {where}")
     return None
 

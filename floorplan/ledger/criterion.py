@@ -7,12 +7,13 @@ to a number proves nothing: UNPROVEN.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
 from torch import fx
 
+from floorplan.layers.layer import Adapter
 from floorplan.ledger import pillars
 from floorplan.ledger.fakes import Fakes
 from floorplan.ledger.names import Namer
@@ -124,7 +125,7 @@ def _judge(
     if s.module in opaque:
         return "unproven", f"{where}inside {s.module}, which was not traced: {opaque[s.module]}"
     if _is_bottleneck(s, gm, namer, shape):
-        return "floor", "the rank-r bottleneck"
+        return _bottleneck(cast(Adapter, pillars.layer_of(s, gm)), where)
     if lost := [p for p in namer.pinned_widths if shape[1:2] == [sympy.Integer(namer.pinned_widths[p])]]:
         return "above", f"{where}full precision and as wide as {lost[0]}, which the model ties to a number"
     return "unproven", f"{where}a plain number stands where a width is expected: a width was pinned"
@@ -156,6 +157,15 @@ def _is_bottleneck(s: Saved, gm: fx.GraphModule, namer: Namer, shape: list[sympy
     positions = all(namer.is_position(x) for d in shape[2:] for x in d.free_symbols)
     batch, rank = namer.batch, namer.rank
     return bool(shape[0] == batch and rank is not None and shape[1] == groups * rank and positions)
+
+
+def _bottleneck(site: Adapter, where: str) -> tuple[str, str]:
+    """What a q of groups * r channels is: as wide as the map it stands for, it is no bottleneck."""
+    groups = 1 if site.geo is None else site.geo.groups
+    wide, said = groups * site.rank, f"{groups} groups of rank {site.rank}" if groups > 1 else f"rank {site.rank}"
+    if 0 < site.in_channels <= wide:
+        return "above", f"{where}full precision, no bottleneck: {said}, as wide as the {site.in_channels} inputs"
+    return "floor", "the rank-r bottleneck" if groups == 1 else f"the bottleneck of {said}"
 
 
 def evaluate(entries: list[Entry], sizes: Mapping[str, int]) -> int:

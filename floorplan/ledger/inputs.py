@@ -1,14 +1,16 @@
 """Find an input that a model accepts, by running it on fake tensors; nothing is allocated."""
 
+import inspect
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from floorplan.errors import FloorplanError
+from floorplan.errors import FloorplanError, describe, fault_of_sizes
 from floorplan.layers.layer import Adapter
+from floorplan.layers.targets import detection_ops
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.torch_doors import ConvNd, tensors_in, tree_map, wants_values
 
@@ -29,11 +31,23 @@ def make_inputs(model: nn.Module, shapes: Sequence[Sequence[int]], batch: int) -
 
 def infer_shape(model: nn.Module) -> tuple[tuple[int, ...], str]:
     """(shape without batch, how it was found). FloorplanError if nothing fits."""
+    why: Exception | None = None
     for shape, how in _candidates(model):
-        if _takes(model, make_inputs(model, [shape], 2)):
+        if (e := _refusal(model, make_inputs(model, [shape], 2))) is None:
             return shape, how
+        if why is None and not fault_of_sizes(e):
+            why = e
+    if why is not None and len(_required(model)) < 2:
+        what = f"forward does not take one tensor of floats ({describe(why, 120)})"
+        raise FloorplanError(f"input: {what}; give the inputs themselves, in Python")
     lost = "no size could be inferred from the model's layers"
     raise FloorplanError(f"input: {lost}; give --input C,H,W (one for each input)")
+
+
+def _required(model: nn.Module) -> list[str]:
+    """Names of the arguments that a forward cannot do without."""
+    every = inspect.signature(model.forward).parameters.values()
+    return [p.name for p in every if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[tuple[int, ...], str]]:
@@ -61,17 +75,23 @@ def _spatial(m: Any) -> int:
     return 0
 
 
-def _takes(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
-    """Whether these go through the model, as far as fake tensors tell."""
+def _refusal(model: nn.Module, inputs: tuple[Any, ...]) -> Exception | None:
+    """Why these do not go through the model, as far as fake tensors tell; None if they do."""
     try:
         concrete_fakes(model, inputs).forward()
     except Exception as e:  # whatever a model raises, it does not accept this size
-        return wants_values(e)
-    return True
+        return None if wants_values(e) else e
+    return None
+
+
+def _takes(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
+    return _refusal(model, inputs) is None
 
 
 def smaller_inputs(gm: nn.Module, inputs: Sequence[Any], side: int = 64) -> tuple[Any, ...]:
     """Inputs for verification: batch 2 and positions of at most `side`, if the graph accepts them."""
+    if reads_places(gm):
+        return tuple(inputs)
     most = max((t.numel() for t in tensors_in(tuple(inputs))), default=0)
     whole, small = _of_two(gm, inputs, most), shrunk(gm, inputs, side)
     if whole is None or not _takes(gm, whole):
@@ -81,7 +101,13 @@ def smaller_inputs(gm: nn.Module, inputs: Sequence[Any], side: int = 64) -> tupl
 
 def shrunk(gm: nn.Module, inputs: Sequence[Any], side: int = 64) -> tuple[Any, ...] | None:
     """One input with batch 2 and positions of at most `side`, which nobody has tried; None for others."""
-    return _of_two(gm, inputs, side) if len(inputs) == 1 else None
+    return _of_two(gm, inputs, side) if len(inputs) == 1 and not reads_places(gm) else None
+
+
+def reads_places(gm: nn.Module) -> bool:
+    """Whether an op takes numbers of samples and positions from its input: made up ones may lie outside of memory."""
+    calls = gm.graph.nodes if isinstance(gm, fx.GraphModule) else ()
+    return any(n.target in detection_ops() for n in calls)
 
 
 def _of_two(gm: nn.Module, inputs: Sequence[Any], side: int) -> tuple[Any, ...] | None:

@@ -99,6 +99,15 @@ def _roomy_loss(at: int) -> Callable[[Sequence[Any], Any], Any]:
     return correct
 
 
+def _in_order(args: Sequence[Any], out: Tensor) -> Tensor:
+    """torch's own kernels of some losses' backward put the gradient in a contiguous tensor, however the map lies."""
+    return (
+        out
+        if out.is_contiguous() or _is_symbolic(out)
+        else torch.empty_like(out, memory_format=torch.contiguous_format)
+    )
+
+
 _aten = torch.ops.aten
 _CORRECTIONS: dict[Any, Callable[[Sequence[Any], Any], Any]] = {
     LAYER: with_workspace,
@@ -107,6 +116,9 @@ _CORRECTIONS: dict[Any, Callable[[Sequence[Any], Any], Any]] = {
     _aten.mse_loss.default: _roomy_loss(2),
     _aten.smooth_l1_loss.default: _roomy_loss(2),
     _aten.soft_margin_loss.default: _roomy_loss(2),
+    _aten.mse_loss_backward.default: _in_order,
+    _aten.smooth_l1_loss_backward.default: _in_order,
+    _aten.huber_loss_backward.default: _in_order,
     _aten.binary_cross_entropy.default: _roomy_loss(3),
     _aten.native_batch_norm.default: _full_statistics,
     **dict.fromkeys(doors.BATCH_NORMS, _full_statistics),

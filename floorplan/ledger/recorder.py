@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from floorplan.graph import decide
 from floorplan.ledger.storage import Life, StorageTracker
 from floorplan.torch_doors import saving, storage_key, version_of
 
@@ -29,6 +30,7 @@ class Saved:
     nbytes: Any  # of the whole storage
     tensor_bytes: Any  # of this tensor alone
     hidden: bool = False  # alive after the forward, but never seen by the hooks
+    line: str = ""  # "net.py:12" where no node is known
 
 
 def op_name(node: fx.Node, gm: fx.GraphModule) -> str:
@@ -50,6 +52,7 @@ class Recorder:
         self, tracker: StorageTracker, state: list[Tensor], inputs: list[Tensor], counts: bool, writes: bool = False
     ) -> None:
         self.tracker = tracker
+        # The tracker, told to ignore these, holds their storages: no key of theirs is given to another.
         self.owners = {storage_key(t): "input" for t in inputs} | {storage_key(t): "state" for t in state}
         self.saved: list[Saved] = []
         self.numbers: dict[tuple[str, int], int] = {}
@@ -99,17 +102,19 @@ class Recorder:
     def _pack(self, t: Tensor) -> Any:
         """Note a tensor and hold its storage, as autograd would; the tensor itself only if it will be asked for."""
         key, held, node = storage_key(t), self._held(t), self.tracker.node
-        owner, size = self.owners.get(key, "kept"), t.numel() * t.element_size()
+        live = self.tracker.alive.get(key)  # state that the forward has resized is alive as well
+        owner, size = self.owners.get(key, "kept") if live is None else "kept", t.numel() * t.element_size()
         if self.counts and owner != "state":
             self._count(size)
-        live = self.tracker.alive.get(key)
         if live is not None and isinstance(held, Tensor):
             self.versions.append((weakref.ref(held), version_of(held), node))
         number = self._number("address", key) if live is None else self._number("life", live)
         maker = "" if live is None else self.tracker.timeline.lives[live].op
         op, module = self.ops.get(node, (node, ""))
         whole = t.untyped_storage().nbytes()
-        self.saved.append(Saved(node, op, module, tuple(t.shape), t.dtype, number, owner, maker, whole, size))
+        line = "" if node else decide.place(decide.models_frame())
+        made = Saved(node, op, module, tuple(t.shape), t.dtype, number, owner, maker, whole, size, line=line)
+        self.saved.append(made)
         return held
 
     def _held(self, t: Tensor) -> Any:

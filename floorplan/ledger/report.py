@@ -42,6 +42,7 @@ class CheckReport(Report):
     rank: int | None = None
     log: dict[str, list[Site]] = field(default_factory=dict)
     method: str | None = None
+    mode: str = ""  # that was judged: train, eval or mixed
 
     @property
     def verdict(self) -> str:
@@ -89,6 +90,7 @@ class CheckReport(Report):
         batch = self.inputs[0][0] if self.inputs and self.inputs[0] else None
         what = {"schema": "floorplan.check/1", "verdict": self.verdict, "subject": self.subject, "model": self.name}
         how = {"method": method, "rank": self.rank, "batch": batch, "input": [list(i[1:]) for i in self.inputs]}
+        how |= {"mode": self.mode}
         rests = {"versions": versions(), "assumptions": list(proof.assumptions), "notes": list(self.notes)}
         predicted = {**self.predicted.as_dict(), "saved_expr": self.saved_expr()}
         measured = self.measured.as_dict() if self.measured else None
@@ -109,7 +111,8 @@ class CheckReport(Report):
         """Figures, pillars and guilty tensors, and the verdict with what it rests on."""
         asked = f"--rank {self.rank}" if self.rank else f"--method {self.method}"
         what = "as it stands" if self.subject == "as-is" else f"as `rewrite {asked}` would adapt it"
-        yield from (f"{self.name} ({what}), input {', '.join(str(list(i)) for i in self.inputs)}", "")
+        sizes = ", ".join(str(list(i)) for i in self.inputs)
+        yield from (f"{self.name} ({what}), in {self.mode} mode, input {sizes}", "")
         yield from (_figures(self), _pillars(self))
         count = len(self.proof.guilty)  # few are printed; a CSV has all tensors, the guilty first
         foot = f"… and {count - TOP} more (--json has all)" if count > TOP else ""
@@ -117,11 +120,16 @@ class CheckReport(Report):
         proof, used = self.proof, {x for e in self.proof.guilty[:TOP] for x in e.width_symbols}
         if names := [f"{n} = {proof.symbols[n]} ({layer})" for n, layer in proof.layers.items() if n in used]:
             yield f"widths: {', '.join(names)}"
-        yield from (f"note: {n}" for n in dict.fromkeys(self.notes))
-        yield from (f"assumes: {a}" for a in proof.assumptions[:8])
-        if (more := len(proof.assumptions) - 8) > 0:
-            yield f"assumes: … and {more} more (--json has all)"
+        yield from self.rests_on()
         yield f"verdict: {self.verdict}{_verdict_words(self)}"
+
+    def rests_on(self) -> Iterator[str]:
+        """Notes and assumptions, a line each."""
+        assumed = self.proof.assumptions
+        yield from (f"note: {n}" for n in dict.fromkeys(self.notes))
+        yield from (f"assumes: {a}" for a in assumed[:8])
+        if (more := len(assumed) - 8) > 0:
+            yield f"assumes: … and {more} more (--json has all)"
 
 
 def entry_json(e: Entry) -> dict[str, Any]:
@@ -160,7 +168,10 @@ def tensor_table(entries: Sequence[Entry], shown: int, foot: str = "") -> Table:
 
 def _verdict_words(r: CheckReport) -> str:
     if r.verdict == AT_FLOOR:
-        return " (no full-precision saved tensor scales with a layer's width)"
+        grouped = {e.module: e.reason for e in r.proof.kept if e.reason.startswith("the bottleneck of ")}
+        named = "".join(f"; {m} keeps {why}" for m, why in list(grouped.items())[:3])
+        more = f", {len(grouped) - 3} more such sites" if len(grouped) > 3 else ""
+        return f" (no full-precision saved tensor scales with a layer's width{named}{more})"
     above = sum(e.verdict == "above" for e in r.proof.guilty)
     unproven = len(r.proof.guilty) - above
     words = [f"{above} saved tensors scale with a width"] if above else []

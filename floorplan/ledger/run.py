@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from floorplan.errors import ReadsValues, TraceError
+from floorplan.errors import ReadsValues, TraceError, fault_of_sizes
 from floorplan.graph.untouched import undisturbed
 from floorplan.layers.replay import Replay, capturing, replayed
 from floorplan.ledger.fakes import Fakes, concrete_fakes
@@ -192,7 +192,8 @@ class _Walker(fx.Interpreter):
             if isinstance(e, TraceError):
                 raise TraceError(f"{n.name}: {e}") from e
             reason = " ".join(str(e).split())[:300]
-            raise TraceError(f"{n.name}: {type(e).__name__}: {reason}; give sizes that fit with --input") from e
+            todo = "give sizes that fit with --input" if fault_of_sizes(e) else "run the model itself on these inputs"
+            raise TraceError(f"{n.name}: {type(e).__name__}: {reason}; {todo}") from e
 
 
 @contextmanager

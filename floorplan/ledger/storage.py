@@ -55,6 +55,8 @@ class Timeline:
 class StorageTracker(doors.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Record every storage born under it, with the node and direction that was entered last.
 
+    What is ignored (model state, inputs) counts from the op on that gives it another size.
+
     Autograd numbers its nodes as it makes them, so a number tells which graph node's backward runs.
     """
 
@@ -64,9 +66,9 @@ class StorageTracker(doors.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.node, self.direction = "", "forward"
         self._entered: list[tuple[int, str]] = []  # (autograd's next number then, node)
         self._forward_end = 0
-        # The tensors are held, or a freed key could be given to a storage that must be counted.
-        self._held = list(ignore)
-        self._ignored = {doors.storage_key(t) for t in self._held}
+        # Storages are held, not their tensors, which may change theirs: a freed key would be given to one that counts.
+        self._held = {doors.storage_key(t): t.untyped_storage() for t in ignore}
+        self._ignored = {key: s.nbytes() for key, s in self._held.items()}
         self.alive: dict[int, int] = {}
 
     def enter(self, node: str, direction: str = "forward") -> None:
@@ -98,7 +100,12 @@ class StorageTracker(doors.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _see(self, t: Tensor, op: str) -> None:
         storage, key = t.untyped_storage(), doors.storage_key(t)
-        if key in self.alive or key in self._ignored:
+        if key in self._ignored:
+            if _written(storage.nbytes()) == _written(self._ignored[key]):
+                return
+            if key in self.alive:  # resized once more
+                self.timeline.lives[self.alive[key]].nbytes = storage.nbytes()
+        if key in self.alive:
             return
         line, shape, way = self.timeline, tuple(t.shape), self.direction
         self.alive[key] = len(line.lives)
@@ -110,3 +117,8 @@ class StorageTracker(doors.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (index := self.alive.pop(key, None)) is not None:
             self.timeline.lives[index].died = self.timeline.events
             self.timeline.events += 1
+
+
+def _written(size: Any) -> Any:
+    """A size as it is written now, to be compared without a guard."""
+    return getattr(getattr(size, "node", None), "expr", size)

@@ -103,12 +103,13 @@ def compare(
     weights: str | None = None,
     allow: Sequence[str] = (),
     trust: bool = False,
+    keep_head: bool = False,
 ) -> Comparison:
     """Every method at every rank and batch: predicted on fake tensors, measured too if asked.
 
     The model is not changed. Methods that the model has no place for are listed with the reason.
     """
-    source = Source(model, inputs, None, shapes, weights, allow, trust)
+    source = Source(model, inputs, None, shapes, weights, allow, trust, keep_head)
     plans = plans_of(methods, ranks, Options(sites=sites, seed=seed, train_head=train_head))
     return compared(source, plans, batches, loss, measured)
 

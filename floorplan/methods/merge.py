@@ -11,7 +11,7 @@ import copy
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from floorplan.ledger.differ import relative_error
 from floorplan.methods.merge_branch import absorb_branches
 from floorplan.methods.plain import explicit_padding, like, plain_conv, plain_form
 from floorplan.methods.verify import FLOAT64, eval_outputs, runs_in_double, to_double
+from floorplan.store.load import unwrapped
 from floorplan.torch_doors import buffers_of, tensors_of
 
 _NORM_STATE = ("running_mean", "running_var", "weight", "bias")
@@ -35,6 +36,7 @@ def merge(module: fx.GraphModule) -> fx.GraphModule:
 
     Weights are merged in float64 and rounded once; sites on the same tensors stay so. FloorplanError for the rest.
     """
+    module = cast(fx.GraphModule, unwrapped(module, "merge")[0])
     refuse_unmergeable(module)
     gm = copy.deepcopy(module)
     absorb_branches(gm)

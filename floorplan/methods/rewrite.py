@@ -16,6 +16,7 @@ from floorplan.graph.trace import Traced, trace
 from floorplan.layers.adapter import adapter_rank
 from floorplan.ledger.analyze import Analysis, follows, trainable
 from floorplan.ledger.inputs import shrunk, smaller_inputs
+from floorplan.methods.any_batch import any_batch
 from floorplan.methods.catalogue import Plan
 from floorplan.methods.catalogue import method as method_named
 from floorplan.methods.subject import Subject
@@ -72,7 +73,12 @@ def adapted(
                 run_passes(copy.deepcopy(traced.gm).double(), line, Verifier(small))
         gm, log = _hollow_passes(traced.gm, line) if structure else run_passes(traced.gm, line, _no_check)
         if verified:
-            same_start(gm, _source(s.model, traced.gm), small)
+            before = _source(s.model, traced.gm)
+            same_start(gm, before, small)
+            if why := any_batch(gm, before, small):
+                fixed = [n for n in traced.notes if "input sizes" in n or "constant" in n]
+                todo = "; ".join([*fixed[:1], "compute with tensors and x.shape instead of numbers, or loop outside"])
+                raise FloorplanError(f"its graph stands for one batch size alone: {why}; {todo}")
     except FloorplanError as e:
         hint = "".join(f"; {path} was not traced: {why}" for path, why in list(traced.opaque.items())[:1])
         raise type(e)(f"{s.name}: {e}{hint}") from e

@@ -50,6 +50,7 @@ class Source:
     weights: str | None = None
     allow: Sequence[str] = ()
     trust: bool = False
+    keep_head: bool = False  # a layer whose weights have another number of outputs keeps its own
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Subject:
 
 def loaded(source: Source) -> Loaded:
     """The file or factory that a source names."""
-    return load_model(str(source.model), weights=source.weights, allow=source.allow, trust=source.trust)
+    how: dict[str, Any] = {"allow": source.allow, "trust": source.trust, "keep_head": source.keep_head}
+    return load_model(str(source.model), weights=source.weights, **how)
 
 
 def subject_of(source: Source) -> Subject:

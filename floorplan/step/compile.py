@@ -24,10 +24,11 @@ from floorplan.layers.bits import as_layout
 from floorplan.layers.fused import FusedConv
 from floorplan.layers.promises import Forgetful, Keep, Promise
 from floorplan.ledger.inputs import make_inputs
-from floorplan.ledger.losses import LOSSES, Loss
+from floorplan.ledger.losses import Loss, Named, as_loss
 from floorplan.ledger.recorder import op_name
-from floorplan.step.guard import Compiled, ready, refuse_mixing, trainable_names
+from floorplan.step.guard import Compiled, ready, refuse_unsplit, trainable_names
 from floorplan.step.program import Builder
+from floorplan.step.samples import refuse_coupled
 from floorplan.step.schedule import Schedule, options_in, read_plan, schedule_in
 from floorplan.step.source import source_of
 from floorplan.step.studied import Studied, studied
@@ -45,16 +46,22 @@ class Step(Compiled):
 
     layout: int  # 1: channels_last
     run: Callable[[Sequence[Any], Any], Tensor] = field(init=False, repr=False)
+    tried: bool = field(default=False, init=False)  # whether a loss that is said to add up was seen to
 
     def __call__(self, *inputs: Any) -> Tensor:
         """inputs: the model's arguments, then the target. Gradients are added to .grad."""
         ready(self, inputs)
+        if not self.tried:
+            refuse_unsplit(self, inputs[:-1], inputs[-1])
+            self.tried = True
         untouched = [p for p in self.module.parameters() if p.grad is None]
         try:
             return self.run(inputs[:-1], inputs[-1])
-        except (RuntimeError, ValueError, TypeError, IndexError) as e:
+        except (FloorplanError, RuntimeError, ValueError, TypeError, IndexError) as e:
             for p in untouched:  # what a part has added so far is no gradient of the batch
                 p.grad = None
+            if isinstance(e, FloorplanError):
+                raise
             raise FloorplanError(f"step: {type(e).__name__}: {' '.join(str(e).split())[:300]}") from e
 
     def __repr__(self) -> str:
@@ -78,7 +85,7 @@ class Step(Compiled):
         return source_of(self.program, type(self.module).__name__, self.schedule, self.layout, marked)
 
     def bound(
-        self, model: nn.Module, at: Callable[[str, str], None] | None = None
+        self, model: nn.Module, at: Callable[[str, str], None] | None = None, loss: Loss | None = None
     ) -> Callable[[Sequence[Any], Any], Tensor]:
         """The step on a model's modules, its own or their fakes; `at` is told every node and direction."""
         source = self._source(at is not None)
@@ -86,7 +93,7 @@ class Step(Compiled):
         show_source(name, source)
         space: dict[str, Any] = {"at": at}
         exec(compile(source, name, "exec"), space)
-        return space["make_step"](model, self.loss, self.mean, at)  # type: ignore[no-any-return]
+        return space["make_step"](model, loss or self.loss, self.mean, at)  # type: ignore[no-any-return]
 
     @property
     def fallback(self) -> dict[str, str]:
@@ -101,48 +108,51 @@ class Step(Compiled):
 
 def compile_step(
     model: fx.GraphModule,
-    loss: str | Callable[[Any, Any], Tensor],
+    loss: str | Loss,
     inputs: Any = None,
     *,
     plan: Schedule | Mapping[str, Any] | str | Path | None = None,
-    reduction: str = "mean",
+    reduction: str | None = None,
 ) -> Step:
     """A step of `model` (of `rewrite` or `load`) by `plan`, as straight-line code without autograd.
 
-    loss: cross_entropy, mse, sum, or a callable (output, target) -> scalar, by its `reduction` a mean or a sum
-    over samples. plan: a Schedule, a plan.json (its path or document), or by default the schedule that the model
-    was rewritten with. inputs: example arguments; by default those recorded when the model was adapted.
+    loss: a name (`floorplan.loss` gives it options), a loss module or function of torch, or any callable (output,
+    target) -> one value, or one a sample, which are averaged. A schedule with parts gives a callable the outputs of
+    the whole batch, in two passes, unless `reduction` says that it adds up: "mean" or "sum" over samples.
+    plan: a Schedule, a plan.json (its path or document), or by default the schedule that the model was rewritten
+    with. inputs: example arguments; by default those recorded when the model was adapted.
     channels_last lays the model's conv weights out anew, values unchanged.
     """
     if not isinstance(model, fx.GraphModule):
         raise FloorplanError(f"compile_step: {type(model).__name__} is no adapted graph; give rewrite(...).module")
-    if isinstance(loss, str) and loss not in LOSSES:
-        raise FloorplanError(f"loss {loss}: not known; use {', '.join(LOSSES)}")
-    if reduction not in ("mean", "sum"):
+    run = as_loss(loss)
+    if reduction not in (None, "mean", "sum"):
         raise FloorplanError(f"reduction {reduction}: not known; use mean or sum")
+    if isinstance(run, Named) and reduction not in (None, run.reduction):
+        own = f"has its own, {run.reduction}; say it there, as in floorplan.loss({run.name!r}, reduction={reduction!r})"
+        raise FloorplanError(f"reduction {reduction}: loss {run.name} {own}")
     schedule = plan if isinstance(plan, Schedule) else _schedule_of(plan, model)
     args = example_inputs(model) if inputs is None else arguments(inputs)
-    if not any(isinstance(a, Tensor) for a in args):
+    if not any(t.dim() for t in tensors_in(args)):
         raise FloorplanError("compile_step: no input is a tensor; give example inputs, batch first")
     if schedule.parts:
-        refuse_mixing(model, args)
-    return compiled(studied(model, args), loss, schedule, reduction == "mean")
+        refuse_coupled(model, args)
+    return compiled(studied(model, args), run, schedule, None if reduction is None else reduction == "mean")
 
 
-def compiled(s: Studied, loss: str | Loss, schedule: Schedule, mean: bool = True) -> Step:
+def compiled(s: Studied, loss: str | Loss, schedule: Schedule, mean: bool | None = None) -> Step:
     """The step of a graph that was looked at before, by a schedule that its samples allow."""
-    model, mean = s.gm, mean and loss != "sum"
+    model = s.gm
     again = next((n for n, m in model.named_modules() if isinstance(m, Keep | Promise | Forgetful)), None)
     if again is not None:
         why = "computes again what it let go, which autograd alone runs"
         raise FloorplanError(f"compile_step: {again} {why}; compile the model as it was before remat")
-    run = LOSSES[loss] if isinstance(loss, str) else loss
     program = Builder(s, schedule).build()
     layout = layout_for(s.values, schedule.layout, model)
     for t in model_state(model):  # a kernel would lay a conv's weight out anew on every call
         if t.dim() == 4 and t.is_floating_point():
             t.data = as_layout(t.data, layout)
-    step = Step(model, schedule, program, run, mean, trainable_names(model), layout)
+    step = Step(model, schedule, program, as_loss(loss), mean, trainable_names(model), layout)
     step.run = step.bound(model)
     return step
 

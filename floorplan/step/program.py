@@ -55,6 +55,7 @@ class Program:
     names: Names
     refs: dict[str, str]  # module path -> name in the source
     inputs: tuple[str, ...]
+    example: tuple[Any, ...]
     values: dict[str, Any] = field(repr=False, default_factory=dict)
 
 
@@ -117,7 +118,8 @@ class Builder:
         for nodes, results in [*parts, (body[start:], last)]:
             stages.append(self._stage(len(stages), nodes, arguments, results, owned))
             arguments, owned = results, True
-        return Program(self.gm, stages, head, self.regions, self.names, self.refs, inputs, self.values)
+        made = self.gm, stages, head, self.regions, self.names, self.refs
+        return Program(*made, inputs, self.studied.inputs, self.values)
 
     def _stage(
         self, k: int, nodes: list[fx.Node], arguments: tuple[str, ...], results: tuple[str, ...], owned: bool

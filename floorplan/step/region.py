@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from floorplan.torch_doors import applied
+from floorplan.torch_doors import applied, tensors_in
 
 Tape = tuple[list[Any], list["_Slot"]]
 
@@ -48,6 +48,28 @@ class _Enter(torch.autograd.Function):
         return None, None, None
 
 
+class _Seed(torch.autograd.Function):
+    """A scalar whose gradient by some tensors is given."""
+
+    @staticmethod
+    def forward(ctx: Any, grads: list[Tensor], *outs: Tensor) -> Tensor:
+        ctx.grads = grads
+        return outs[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        return (None, *ctx.grads)
+
+
+def seeded(out: Any, grads: Sequence[Tensor | None]) -> Tensor:
+    """As a loss of `out` whose gradients are known: 0, for its value is not asked for."""
+    pairs = [(t, g) for t, g in zip(tensors_in(out), grads, strict=True) if g is not None and t.requires_grad]
+    if not pairs:
+        return next(tensors_in(out)).new_zeros(())
+    loss: Tensor = applied(_Seed, [g for _, g in pairs], *(t for t, _ in pairs))
+    return loss
+
+
 class Region:
     """Some nodes of a graph as one function; `grads` says which arguments need a gradient."""
 
@@ -68,6 +90,12 @@ class Region:
     def plain(self, *args: Any) -> tuple[Any, ...]:
         """The results alone."""
         return tuple(self.run(self.model, *args))
+
+    def outputs(self, args: list[Any]) -> Any:
+        """What the nodes that end a graph return; empties `args`."""
+        given = args[:]
+        args.clear()
+        return self.run(self.model, *given)
 
     def forward(self, *args: Any) -> tuple[Any, ...]:
         """Results, and the tape last."""

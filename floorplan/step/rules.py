@@ -22,7 +22,7 @@ from floorplan.layers.fused import ChannelAffine, FusedConv
 from floorplan.layers.geometry import out_size
 from floorplan.step.ir import Instr, Names
 from floorplan.step.ops import trains
-from floorplan.torch_doors import hooks_of
+from floorplan.torch_doors import hooks_of, tensors_of
 
 
 @dataclass
@@ -231,7 +231,7 @@ def rule_of(node: fx.Node, gm: fx.GraphModule, values: dict[str, Any]) -> Rule |
 
 
 def _module_rule(m: Any, args: list[Tensor], out: Tensor) -> Rule | None:
-    if hooks_of(m):
+    if hooks_of(m) or any(t is not None and t.requires_grad for name, t in tensors_of(m).items() if name != "U"):
         return None
     if type(m) is FusedConv and not m.plain and args[0].dim() == len(m.geo.kernel) + 2:
         fills = [args[0].shape[0], m.out_channels, *out_size(args[0].shape, m.geo)] == list(out.shape)

@@ -10,7 +10,7 @@ from torch import fx
 
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.step.rules import Rule, rule_of
-from floorplan.torch_doors import tensors_in
+from floorplan.torch_doors import model_state, tensors_in
 
 
 def ordered(gm: fx.GraphModule) -> list[fx.Node]:
@@ -18,7 +18,7 @@ def ordered(gm: fx.GraphModule) -> list[fx.Node]:
     taken: dict[fx.Node, list[fx.Node]] = {}
     for n in gm.graph.nodes:
         if n.op == "call_function" and n.target is operator.getitem and isinstance(n.args[0], fx.Node):
-            if not any(isinstance(a, fx.Node) for a in n.args[1:]):
+            if len(n.all_input_nodes) == 1:
                 taken.setdefault(n.args[0], []).append(n)
     out: list[fx.Node] = []
 
@@ -49,7 +49,7 @@ def learners(gm: fx.GraphModule, values: dict[str, Any]) -> set[str]:
     """Nodes downstream of something trainable, whose values are real numbers."""
     out: set[str] = set()
     for n in gm.graph.nodes:
-        own = n.op == "call_module" and any(p.requires_grad for p in gm.get_submodule(str(n.target)).parameters())
+        own = n.op == "call_module" and any(t.requires_grad for t in model_state(gm.get_submodule(str(n.target))))
         if n.op == "get_attr":
             parent, _, name = str(n.target).rpartition(".")
             own = bool(getattr(getattr(gm.get_submodule(parent), name, None), "requires_grad", False))

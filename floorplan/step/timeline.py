@@ -7,8 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from floorplan.ledger import run as ledger
+from floorplan.ledger.fakes import concrete_fakes
+from floorplan.ledger.losses import Named
 from floorplan.ledger.storage import StorageTracker
 from floorplan.step.compile import Step
+from floorplan.step.guard import refuse_unsplit
 from floorplan.timeline.blocks import Block, StepTimeline
 from floorplan.timeline.run import apart, timeline_of
 from floorplan.torch_doors import bytes_of_tensors, model_state
@@ -25,15 +28,22 @@ def measure(step: Step, inputs: Sequence[Any], target: Tensor) -> StepTimeline:
 
 
 def _seen(step: Step, model: nn.Module, inputs: Sequence[Any], target: Tensor, fake: bool) -> StepTimeline:
+    weights, n = step.loss.weights if isinstance(step.loss, Named) else [], len(inputs)
+
     def drive(model: nn.Module, given: tuple[Any, ...], tracker: StorageTracker) -> Any:
-        out = step.bound(model, tracker.enter)(given[:-1], given[-1])
+        refuse_unsplit(step, given[:n], given[-1])  # as the first call does
+        loss = step.loss.on(given[n:-1]) if isinstance(step.loss, Named) else step.loss
+        out = step.bound(model, tracker.enter, loss)(given[:n], given[-1])
         tracker.enter("", "optimizer")
         return out
 
-    driven = ledger.Step(model, tuple(inputs), target, drive=drive)
-    seen = ledger.run(driven, fake=fake)
+    driven = ledger.Step(model, (*inputs, *weights), target, drive=drive)
+    fakes = concrete_fakes(model, driven.given) if fake else False
+    if not isinstance(fakes, bool):
+        fakes.mode.allow_non_fake_inputs = True  # a loss of the user's has weights of its own
+    seen = ledger.run(driven, fake=fakes)
     trained = bytes_of_tensors([t for t in model_state(model) if t.requires_grad])
-    found = timeline_of(seen, str(step.schedule), apart(driven, 2 * trained))
+    found = timeline_of(seen, str(step.schedule), apart(replace(driven, inputs=tuple(inputs)), 2 * trained))
     return replace(found, blocks=tuple(_with_role(b, found.blocks) for b in found.blocks))
 
 

@@ -1,10 +1,12 @@
 """A model from what the user names: a file, or a factory in a module or a Python file.
 
 model.pt          -> recognised by its bytes, then read without running code that it chooses
-pkg.mod:factory   -> the user's own code: imported and called without arguments
+pkg.mod:factory   -> the user's own code: imported and called
 path/file.py:name -> the same, from a file that need not be importable
+…:name(classes=5) -> called with these arguments, literals alone
 """
 
+import ast
 import functools
 import importlib
 import importlib.util
@@ -18,14 +20,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from floorplan.errors import LoadError, describe
+from floorplan.files import split_factory
 from floorplan.store.admit import SCRIPT, check_allowed, import_path
 from floorplan.store.recognize import REFUSED, SAFETENSORS, TAR, damaged_record, load_error, open_file, recognize
 from floorplan.store.unpickle import read
 from floorplan.store.weights import NESTED, copy_weights, is_state_dict
 from floorplan.torch_doors import children_of, eager_of
 
+_WRAPPERS = nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel
 ADAPTED = "floorplan.adapted/1"
 _FACTORY = "name a factory, as in: floorplan check pkg.mod:factory --weights FILE"
 
@@ -39,31 +44,37 @@ class Loaded:
     notes: tuple[str, ...]
 
 
-def load_model(spec: str, *, weights: str | None = None, allow: Sequence[str] = (), trust: bool = False) -> Loaded:
+def load_model(
+    spec: str, *, weights: str | None = None, allow: Sequence[str] = (), trust: bool = False, keep_head: bool = False
+) -> Loaded:
     """Load `spec`, a file or a factory; LoadError, on one line, for all that goes wrong.
 
     `allow` names packages (or dotted parts of them) whose Module classes a file may use; a file
-    runs code of its own choice only with `trust`. `weights` is copied over the module, strictly.
+    runs code of its own choice only with `trust`. `weights` is copied over the module, strictly; with
+    `keep_head` a layer that has another number of outputs in it keeps its own.
     """
     check_allowed(allow)
     factory = ":" in spec and not os.path.exists(spec)
     module, source, notes = (*_from_factory(spec), ()) if factory else _from_file(spec, allow, trust)
-    module, unwrapped = _unwrap(module, spec)
-    notes += unwrapped
+    module, opened = unwrapped(module, spec)
+    notes += opened
     if weights is not None:
-        notes += load_weights(module, weights, allow=allow, trust=trust)
+        notes += load_weights(module, weights, allow=allow, trust=trust, keep_head=keep_head)
         source += f", weights {weights}"
     return Loaded(module, source, notes)
 
 
-def load_weights(module: nn.Module, path: str, *, allow: Sequence[str] = (), trust: bool = False) -> tuple[str, ...]:
+def load_weights(
+    module: nn.Module, path: str, *, allow: Sequence[str] = (), trust: bool = False, keep_head: bool = False
+) -> tuple[str, ...]:
     """Copy a state_dict file into `module`; every key and shape must match. Returns notes."""
-    kind, found = _read(path, allow, trust)
-    return copy_weights(module, _read_safetensors(path) if kind == SAFETENSORS else found, path)
+    found, notes = _read(path, allow, trust)
+    found = _read_safetensors(path) if found is SAFETENSORS else found
+    return notes + copy_weights(module, found, path, keep_head)
 
 
-def _read(path: str, allow: Sequence[str], trust: bool) -> tuple[str, Any]:
-    """What kind of file it is, and the object in it (None for safetensors)."""
+def _read(path: str, allow: Sequence[str], trust: bool) -> tuple[Any, tuple[str, ...]]:
+    """The object in a file, SAFETENSORS for a file of that kind, and notes."""
     with open_file(path) as file:
         try:
             what = recognize(file, path)
@@ -71,8 +82,9 @@ def _read(path: str, allow: Sequence[str], trust: bool) -> tuple[str, Any]:
             raise load_error(path, f"cannot be read ({describe(e)})") from e
         if what.kind == REFUSED or (what.kind == TAR and not trust):
             raise load_error(path, what.why)
-        found = None if what.kind == SAFETENSORS else read(file, what.kind, path, allow=allow, trust=trust)
-        return what.kind, found
+        if what.kind == SAFETENSORS:
+            return SAFETENSORS, ()
+        return read(file, what.kind, path, allow=allow, trust=trust)
 
 
 def _read_safetensors(path: str) -> dict[str, torch.Tensor]:
@@ -85,14 +97,14 @@ def _read_safetensors(path: str) -> dict[str, torch.Tensor]:
 
 
 def _from_file(path: str, allow: Sequence[str], trust: bool) -> tuple[nn.Module, str, tuple[str, ...]]:
-    kind, found = _read(path, allow, trust)
-    if kind == SAFETENSORS:
+    found, notes = _read(path, allow, trust)
+    if found is SAFETENSORS:
         raise load_error(path, f"safetensors hold weights only: {_FACTORY}")
-    notes: tuple[str, ...] = ()
     if isinstance(found, nn.Module):
         module, source = found, f"{path} ({type(found).__name__})"
     elif isinstance(found, Mapping):
-        module, source, notes = _from_mapping(found, path, allow)
+        module, source, taken = _from_mapping(found, path, allow)
+        notes += taken
     else:
         what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
         raise load_error(path, f"holds {what}, not a model")
@@ -128,28 +140,50 @@ def _load_artifact(path: str, allow: Sequence[str]) -> nn.Module:
         raise load_error(path, f"damaged adapted model ({describe(e)})") from e
 
 
-def _unwrap(module: nn.Module, spec: str) -> tuple[nn.Module, tuple[str, ...]]:
+def unwrapped(module: nn.Module, spec: str) -> tuple[nn.Module, tuple[str, ...]]:
+    """The module inside what parallel, compiling and averaging wrappers put around it, and notes."""
     notes: list[str] = []
-    while isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        inner = children_of(module).get("module")
-        if not isinstance(inner, nn.Module) or len(notes) > 3:
-            raise load_error(spec, f"a {type(module).__name__} around nothing: damaged")
-        notes.append(f"unwrapped {type(module).__name__}: analysing the module inside")
-        module = inner
-    if type(module).__name__ == "OptimizedModule":
-        notes.append("unwrapped the compiled module: analysing the eager one")
-        module = eager_of(module)
+    while True:
+        if isinstance(module, _WRAPPERS):
+            inner = children_of(module).get("module")
+            if not isinstance(inner, nn.Module) or len(notes) > 3:
+                raise load_error(spec, f"a {type(module).__name__} around nothing: damaged")
+            notes.append(f"unwrapped {type(module).__name__}: analysing the module inside")
+            module = inner
+        elif type(module).__name__ == "OptimizedModule":
+            notes.append("unwrapped the compiled module: analysing the eager one")
+            module = eager_of(module)
+        else:
+            break
     if isinstance(module, torch.jit.ScriptModule):
         raise load_error(spec, "a TorchScript module, which cannot be analysed; name the eager one")
     return module, tuple(notes)
 
 
+def _arguments(text: str, spec: str) -> tuple[list[Any], dict[str, Any]]:
+    """The literals of "(5, classes=10)"; nothing is evaluated but them."""
+    try:
+        call = ast.parse(f"f{text}", mode="eval").body if text else None
+        if call is None:
+            return [], {}
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError("one pair of brackets")
+        named = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if k.arg is not None}
+        if len(named) < len(call.keywords):
+            raise ValueError("** is no literal")
+        return [ast.literal_eval(a) for a in call.args], named
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as e:
+        way = "write numbers, strings, None, True, False, and lists, tuples or dicts of them"
+        raise load_error(spec, f"its arguments are not literals ({describe(e, 80)}); {way}") from e
+
+
 def _from_factory(spec: str) -> tuple[nn.Module, str]:
-    where, _, name = spec.rpartition(":")
+    where, name, given = split_factory(spec)
     if "/" in name or "\\" in name:  # the colon stood in a folder's name or after a drive
         raise load_error(spec, "no such file; a factory is named pkg.mod:factory")
     if not where or not name:
         raise load_error(spec, "not a file; a factory is named pkg.mod:factory or FILE.py:factory")
+    args, kwargs = _arguments(given, spec)
     is_file = where.endswith(".py") or "/" in where or "\\" in where
     with import_path(str(Path(where).parent) if is_file else "."):
         home = _import_source(where, spec) if is_file else _import_module(where, spec)
@@ -157,7 +191,7 @@ def _from_factory(spec: str) -> tuple[nn.Module, str]:
             target = functools.reduce(getattr, name.split("."), home)
         except Exception as e:
             raise load_error(spec, f"{where} has no {name!r}{_near(home)}") from e
-        return _build(target, spec)
+        return _build(target, spec, args, kwargs)
 
 
 def _near(home: Any) -> str:
@@ -166,15 +200,15 @@ def _near(home: Any) -> str:
     return f" (it has {', '.join(own[:5])})" if own else ""
 
 
-def _build(target: Any, spec: str) -> tuple[nn.Module, str]:
-    if isinstance(target, nn.Module):
+def _build(target: Any, spec: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[nn.Module, str]:
+    if isinstance(target, nn.Module) and not args and not kwargs:
         return target, f"{spec} ({type(target).__name__})"
-    if not callable(target):
+    if not callable(target) or isinstance(target, nn.Module):
         raise load_error(spec, f"a {type(target).__name__}, neither callable nor a torch.nn.Module")
-    if needed := _required(target):
-        raise load_error(spec, f"needs arguments ({', '.join(needed)}); name a function without")
+    if why := _unfit(target, args, kwargs):
+        raise load_error(spec, why)
     try:
-        module = target()
+        module = target(*args, **kwargs)
     except (Exception, SystemExit) as e:
         raise load_error(spec, f"raised {describe(e)}") from e
     if not isinstance(module, nn.Module):
@@ -182,13 +216,22 @@ def _build(target: Any, spec: str) -> tuple[nn.Module, str]:
     return module, f"{spec} ({type(module).__name__})"
 
 
-def _required(target: Any) -> list[str]:
+def _unfit(target: Any, args: list[Any], kwargs: dict[str, Any]) -> str:
+    """Why a factory cannot be called so; "" if it can, as far as its signature tells."""
     try:
-        parameters = inspect.signature(target).parameters.values()
+        signature = inspect.signature(target)
     except (TypeError, ValueError):
-        return []  # some built-ins have no signature: calling them will tell
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
+        return ""  # some built-ins have no signature: calling them will tell
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as e:
+        optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needed = [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind not in optional]
+        if args or kwargs:
+            return f"cannot be called with these arguments ({e})"
+        way = f"name a function without, or give literals: {getattr(target, '__name__', 'name')}({needed[0]}=…)"
+        return f"needs arguments ({', '.join(needed)}); {way}"
+    return ""
 
 
 def _import_module(name: str, spec: str) -> Any:

@@ -193,4 +193,10 @@ def _difference(module: nn.Module, rebuilt: nn.Module) -> str:
 def _shapes(module: nn.Module) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Kind and shape of every tensor of a module."""
     held = ((path, m, name, t) for path, m in module.named_modules() for name, t in tensors_of(m).items())
-    return {f"{path}.{name}": (registered_as(m, name), tuple(t.shape)) for path, m, name, t in held if t is not None}
+    return {f"{path}.{name}": (_kind(m, name), tuple(t.shape)) for path, m, name, t in held if t is not None}
+
+
+def _kind(m: nn.Module, name: str) -> str:
+    """How a tensor is registered; a layer of ours may have its frozen ones as parameters: its owner lets them train."""
+    kind = registered_as(m, name)
+    return "parameter" if isinstance(m, Layer) and kind == "buffer" else kind

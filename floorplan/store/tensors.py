@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError, short
+from floorplan.layers.layer import Layer
 from floorplan.store.graphs import require, safe_path
 from floorplan.torch_doors import children_of, has_gradient_hook, parameters_of, tensors_of, transient_of
 
@@ -146,7 +147,10 @@ def _attach(gm: fx.GraphModule, name: str, kind: str, tensor: Tensor) -> None:
     registered = tensors_of(module)
     if last in registered:
         expected = registered[last]
-        fits = expected is not None and registered_as(module, last) == kind and expected.shape == tensor.shape
+        known = (
+            {registered_as(module, last), "parameter"} if isinstance(module, Layer) else {registered_as(module, last)}
+        )
+        fits = expected is not None and kind in known and expected.shape == tensor.shape
         require(fits, f"tensor {name}: kind or shape does not fit its module")
         setattr(module, last, tensor)
         return

@@ -1,8 +1,8 @@
 """Read a torch.save file without running code that it chooses.
 
-names in the pickle -> each on our list, or a Module class of an admitted package, else refused
+names in the pickle -> each on our list, or a Module class of an admitted package, or inert; harmful ones refused
 admitted class -> a stand-in that the unpickler may make empty and fill, but never call
-loaded modules  -> stand-ins swapped for the classes; hooks and replaced methods refused
+loaded modules  -> stand-ins swapped for the classes; hooks, replaced methods and what is inert refused
 """
 
 import enum
@@ -19,6 +19,7 @@ from torch import nn
 
 from floorplan.errors import LoadError, describe
 from floorplan.store.admit import admit, import_path, is_module_class, is_plain, modern
+from floorplan.store.inert import Inert, Nothing, filled_with_items, is_harmful
 from floorplan.store.legacy import without_module_records
 from floorplan.store.recognize import LEGACY, load_error
 from floorplan.torch_doors import COMPILED_CALL, STORES, has_gradient_hook
@@ -46,22 +47,40 @@ class _StandIn:
         raise UnpicklingError(f"the file calls {getattr(self.target, '__name__', self.target)}")
 
 
-def read(file: BinaryIO, kind: str, name: str, *, allow: Sequence[str], trust: bool) -> Any:
-    """The object in an open torch.save file, on the CPU; LoadError for anything unsafe or damaged.
+def read(file: BinaryIO, kind: str, name: str, *, allow: Sequence[str], trust: bool) -> tuple[Any, tuple[str, ...]]:
+    """The object in an open torch.save file, on the CPU, and notes; LoadError for anything unsafe or damaged.
 
     `trust` reads it with the ordinary pickle, which runs whatever code the file holds.
     """
     try:
         if trust:
             with import_path("."):
-                return _torch_load(file, weights_only=False)
-        admitted = {n: admit(n, name, allow) for n in _foreign_names(file, kind, name)}
+                return _torch_load(file, weights_only=False), ()
+        admitted, unread = {}, {}
+        for n in _foreign_names(file, kind, name):
+            try:
+                admitted[n] = admit(n, name, allow)
+            except LoadError as e:
+                unread[n] = e
+                if is_harmful(n):
+                    raise next(iter(unread.values())) from e
+        filled = {n: f for p in _pickles(file, kind) for n, f in filled_with_items(p).items()} if unread else {}
         source = without_module_records(file) if kind == LEGACY else file
         pairs: list[Any] = [(_StandIn(target), n) for n, target in admitted.items()]
+        inert = [Inert(why, filled.get(n)) for n, why in unread.items()]
+        pairs += zip(inert, unread, strict=True)
         # Filling an object asks for its real class; no pickle can name a path with a newline.
-        pairs += [(t, "\n" + n) for n, t in admitted.items() if is_module_class(t)]
-        with torch.serialization.safe_globals(pairs):
-            return _audited(_torch_load(source, weights_only=True), name)
+        pairs += [(t, "\n" + n) for n, t in admitted.items() if is_module_class(t)] + [(Nothing, "\nNothing")]
+        try:
+            with torch.serialization.safe_globals(pairs):
+                found = _torch_load(source, weights_only=True)
+        except Exception as e:
+            raise next(iter(unread.values()), e) from e
+        refusals = {id(made): i.refusal for i in inert for made in (i, *i.made)}
+        if id(found) in refusals:
+            raise refusals[id(found)]
+        notes = (f"left unread what is neither a tensor nor a layer: {', '.join(unread)}",) if unread else ()
+        return _audited(found, name, refusals), notes
     except LoadError:
         raise
     except (Exception, SystemExit) as e:
@@ -109,15 +128,20 @@ def _foreign_names(file: BinaryIO, kind: str, name: str) -> list[str]:
     return [n for n in found if not is_plain(n)]
 
 
-def _audited(found: Any, name: str) -> Any:
-    """`found` with classes in place of stand-ins, once every module in it is plain data."""
+def _audited(found: Any, name: str, refusals: dict[int, LoadError]) -> Any:
+    """`found` with classes in place of stand-ins, once every module in it is plain data.
+
+    refusals: by the id of each inert object, which may stand beside modules, not in them.
+    """
     seen: set[int] = set()
 
-    def clean(value: Any) -> Any:
+    def clean(value: Any, inside: bool) -> Any:
         if isinstance(value, _StandIn):
             return value.target
+        if inside and id(value) in refusals:
+            raise refusals[id(value)]
         if isinstance(value, tuple) and type(value) is tuple:
-            return tuple(clean(v) for v in value)
+            return tuple(clean(v, inside) for v in value)
         if id(value) in seen:
             return value
         seen.add(id(value))
@@ -125,16 +149,16 @@ def _audited(found: Any, name: str) -> Any:
             if has_gradient_hook(value):
                 raise load_error(name, "a tensor in it holds backward hooks; save without them")
         elif isinstance(value, dict):
-            value.update({k: clean(v) for k, v in value.items()})
+            value.update({k: clean(v, inside) for k, v in value.items()})
         elif isinstance(value, list):
-            value[:] = [clean(v) for v in value]
+            value[:] = [clean(v, inside) for v in value]
         elif isinstance(value, nn.Module):
+            clean(vars(value), True)
             if why := _why_not_plain(value):
                 raise load_error(name, f"its {type(value).__name__} {why}")
-            clean(vars(value))
         return value
 
-    return clean(found)
+    return clean(found, False)
 
 
 def _why_not_plain(module: nn.Module) -> str:

@@ -29,13 +29,27 @@ def test_auto_takes_pointwise_convs_of_a_net_with_depthwise_ones() -> None:
 
 def test_auto_takes_every_ungrouped_conv_of_a_net_without_depthwise_ones() -> None:
     assert chosen("auto", p=POINT, g=GROUPED, s=SPATIAL, n=NARROW) == ["p", "s"]
-    why = choose({"g": GROUPED}, "auto", 2)
-    assert why == {"g": "grouped (2 groups); --sites all adapts it too"}
+    why = choose({"g": GROUPED, "s": SPATIAL}, "auto", 2)
+    assert why == {"g": "grouped (2 groups); --sites all adapts it too", "s": ""}
 
 
 def test_auto_takes_spatial_convs_where_no_pointwise_one_would_be_left() -> None:
     assert chosen("auto", d=DEPTH, s=SPATIAL, n=NARROW) == ["s"]
     assert chosen("auto", rank=1, d=DEPTH, s=SPATIAL, n=NARROW) == ["n"]
+
+
+def test_auto_takes_grouped_convs_where_there_are_no_others() -> None:
+    wide, thin = Shape(False, False, 2, 8), Shape(False, False, 16, 2)
+    for net in (
+        {"g": GROUPED, "w": wide},
+        {"d": DEPTH, "g": GROUPED, "w": wide},
+        {"n": NARROW, "g": GROUPED, "w": wide},
+    ):
+        assert chosen("auto", 2, **net) == ["g", "w"]
+    assert chosen("auto", 4, g=GROUPED, w=wide) == ["w"]
+    # groups*rank channels in the place of as many: no bottleneck
+    assert chosen("auto", 2, t=thin, w=wide) == ["w"] and chosen("auto", 2, t=thin) == []
+    assert choose({"t": thin}, "auto", 2) == {"t": "grouped (16 groups); --sites all adapts it too"}
 
 
 def test_all_takes_grouped_ones_and_a_rank_as_wide_as_the_input() -> None:

@@ -48,7 +48,8 @@ def test_overriding_forward_decides_between_leaf_and_trace() -> None:
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert "add_" in targets(t), "num_batches_tracked must stay a node, not run while tracing"
     t = trace(model, [X], both_modes=True)
-    assert "the eval-mode graph is used" in t.notes[-1] and "test_trace.py" in t.notes[-1]
+    assert t.notes == ("forward counts in 1.num_batches_tracked, which the adapted model leaves as they are",)
+    same(model, t, X)
 
 
 def test_modules_that_must_not_be_opened_are_opaque() -> None:
@@ -271,3 +272,40 @@ def test_exported_and_scripted_modules() -> None:
 
 def test_training_flag_has_no_options() -> None:
     assert TrainingFlag().config() == {} and TrainingFlag().eval()() is False
+
+
+class Counts(Net):
+    """A conv, and something that the forward does in train mode alone."""
+
+    def __init__(self, fn: Any, **parts: nn.Module) -> None:
+        super().__init__(fn, c=conv(), **parts)
+        self.register_buffer("n", torch.tensor(0))
+
+    def forward(self, x: Any) -> Any:
+        if self.training:
+            self.fn(self)
+        return F.dropout(self.c(x), 0.5, self.training).add_(1)
+
+
+def _again(s: Any) -> None:
+    s.n = s.n + 1
+
+
+def _plus(s: Any) -> None:
+    s.n += 1
+
+
+@pytest.mark.parametrize("count", [_again, _plus, lambda s: s.n.add_(1), lambda s: s.n.add_(2), lambda s: s.n.add(1)])
+def test_a_counter_of_train_mode_is_no_other_graph(count: Any) -> None:
+    t = trace(Counts(count), [X], both_modes=True)
+    assert not any("eval-mode graph" in note for note in t.notes) and any("counts in n" in note for note in t.notes)
+    assert "n" in t.gm.state_dict() and not t.opaque
+    assert t.own is not None and "n" in targets(t.own) and "n" not in targets(t)
+    torch.testing.assert_close(t.gm.eval()(X), t.gm.c(X) + 1)
+    assert not torch.equal(t.gm.train()(X), t.gm.eval()(X))
+
+
+@pytest.mark.parametrize("train_only", [lambda s: s.c.weight.data.mul_(1), lambda s: s.c(torch.zeros(1, 3, 7, 7))])
+def test_what_train_mode_does_besides_is_said(train_only: Any) -> None:
+    t = trace(Counts(train_only), [X], both_modes=True)
+    assert "once adapted, the model computes and returns in train mode" in t.notes[-1]

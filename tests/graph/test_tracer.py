@@ -157,11 +157,6 @@ class Double(torch.autograd.Function):
         return g * 3
 
 
-def no_grad(s: Any, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        return x * 2
-
-
 def autocast(s: Any, x: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return s.c(x)  # type: ignore[no-any-return]
@@ -176,7 +171,6 @@ def offloaded(s: Any, x: Tensor) -> Any:
     ("fn", "why"),
     [
         (offloaded, "saved-tensor hooks"),
-        (no_grad, "computes under torch.no_grad()"),
         (lambda s, x: cast(Any, Double).apply(x), "custom autograd.Function"),
         (autocast, "switches autocast"),
         (lambda s, x: x + torch.rand(7), "draws random numbers"),
@@ -190,3 +184,68 @@ def test_what_fx_would_lose_in_silence_is_opaque(fn: Callable[..., Any], why: st
     t = trace(nn.Sequential(conv(), block), [X])
     assert torch.equal(rng, torch.get_rng_state())
     assert list(t.opaque) == ["1"] and why in t.opaque["1"]
+
+
+class Tries(nn.Module):
+    """Offers its layers something, and catches what they say."""
+
+    def __init__(self, offer: Any, *layers: nn.Module, catch: type[Exception] = TypeError) -> None:
+        super().__init__()
+        self.layers, self.offer, self.catch = nn.ModuleList(layers), offer, catch
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            try:
+                x = self.offer(layer, x)
+            except self.catch:
+                x = layer(x)
+        return x
+
+
+class Small(nn.Module):
+    """Refuses small maps by itself."""
+
+    def forward(self, x: Tensor, least: int = 0) -> Tensor:
+        if x.shape[-1] < least:
+            raise ValueError(f"a map of {x.shape[-1]} is too small")
+        return x + 1
+
+
+class Passes(nn.Module):
+    """Hands on whatever it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = conv()
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        return cast(Tensor, self.c(x * 2, **options))
+
+
+class TakesMask(nn.Module):
+    def forward(self, x: Tensor, mask: Any = None) -> Tensor:
+        return x if mask is None else x * mask
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Tries(lambda m, x: m(x, lengths=None), conv(), nn.BatchNorm2d(3), nn.ReLU()),
+        Tries(lambda m, x: m(x, mask=x), conv(), TakesMask(), nn.ReLU()),
+        Tries(lambda m, x: m(x, x), conv(), nn.MaxPool2d(1), TakesMask()),
+        Tries(lambda m, x: m(x, temb=None), Passes(), nn.Sequential(conv())),
+        Tries(lambda m, x: m(x, 100), Small(), catch=ValueError),
+        Tries(lambda m, x: m(x, least=100), Small(), conv(), catch=Exception),
+        Tries(lambda m, x: m(), conv(), nn.ReLU()),
+    ],
+)
+def test_what_a_layer_does_not_take_is_said_to_its_caller(model: nn.Module) -> None:
+    t = trace(model, [X])
+    assert not t.opaque
+    same(model, t, X)
+
+
+def test_a_call_that_nobody_catches_fails_as_it_does_untraced() -> None:
+    model = Net(lambda s, x: s.c(x, lengths=None), c=conv())
+    t = trace(model, [X])
+    assert "Conv2d.forward() got an unexpected keyword argument 'lengths'" in t.opaque["model"]

@@ -11,6 +11,7 @@ from saves import close, drawn, handed, kinds
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from floorplan.errors import FloorplanError
 from floorplan.layers.factor import FactorConv, tensor_train_suffix
 from floorplan.layers.geometry import geometry_of
 
@@ -130,7 +131,7 @@ def test_empty_batch() -> None:
 def test_misuse_is_noticed() -> None:
     _, layer, x = layer_and_input()
     (gx,) = torch.autograd.grad(layer(x.requires_grad_()).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(FloorplanError, match="FactorConv: its gradient cannot be differentiated again"):
         torch.autograd.grad(gx.sum(), x)
     y = layer(x)
     with torch.no_grad():

@@ -138,6 +138,7 @@ def entry(s: Saved, pinned: dict[str, int] | None = None, opaque: dict[str, str]
 OURS = {"maker": "floorplan.pack_gate.default", "dtype": torch.uint8}
 SITE = {"op": "FusedConv", "module": "site"}
 PLAIN, PINNED = (torch.zeros(1, 1, 5, 1),), "a plain number stands where a width is expected: a width was pinned"
+NO_BOTTLENECK = "full precision, no bottleneck: 2 groups of rank 2, as wide as the 4 inputs"
 UNKNOWN = "positions are plain numbers, so whether it grows with them is unknown"
 
 
@@ -185,7 +186,7 @@ UNKNOWN = "positions are plain numbers, so whether it grows with them is unknown
         ),
         (saved(B, 5, 16), {"pinned": {"C2": 16}}, "unproven", PINNED),
         (saved(B, R, H0, W0, **SITE), {}, "floor", "the rank-r bottleneck"),
-        (saved(B, 2 * R, H0, op="FusedConv", module="grouped"), {}, "floor", "the rank-r bottleneck"),
+        (saved(B, 2 * R, H0, op="FusedConv", module="grouped"), {}, "above", NO_BOTTLENECK),
         (saved(B, R, H0, op="FusedConv", module="grouped"), {}, "unproven", PINNED),
         (saved(B, 2 * R, H0, **SITE), {}, "unproven", PINNED),
         (saved(2 * B, R, H0, **SITE), {}, "unproven", PINNED),

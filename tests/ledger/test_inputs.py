@@ -50,6 +50,14 @@ def test_nothing_fits(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    "forward", [lambda m, x: m.c1(x.image), lambda m, x: m.c1(x, lengths=None), lambda m, x: m.c1(F.one_hot(x))]
+)
+def test_no_other_sizes_are_asked_for_where_sizes_are_not_at_fault(forward: Any) -> None:
+    with pytest.raises(FloorplanError, match=r"^input: forward does not take one tensor of floats \(.*in Python$"):
+        infer_shape(Lambda(forward, c1=same(3, 8)))
+
+
 def test_inputs_follow_the_model() -> None:
     (a, b) = make_inputs(Lambda(block2, **pair(8)).double(), [(3, 4, 4), (7,)], 5)
     assert a.shape == (5, 3, 4, 4) and b.shape == (5, 7) and a.dtype == torch.float64

@@ -67,3 +67,26 @@ def test_torch_is_quiet_only_meanwhile() -> None:
         assert log.disabled
         raise KeyError
     assert not log.disabled
+
+
+@pytest.mark.parametrize(
+    "loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.l1_loss, F.binary_cross_entropy_with_logits]
+)
+@pytest.mark.parametrize("lies", [torch.channels_last, torch.contiguous_format])
+def test_the_gradient_of_a_loss_lies_as_torch_lays_it(loss: Any, lies: torch.memory_format) -> None:
+    class Doubled(torch.autograd.Function):  # sees how the gradient lies
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, seen: list[Any]) -> Tensor:
+            ctx.seen = seen
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Any:
+            ctx.seen.append(g.stride())
+            return g, None
+
+    seen: list[Any] = []
+    x, y = torch.rand(2, 3, 4, 6).to(memory_format=lies), torch.rand(2, 4, 4, 6)
+    step = Step(Net(lambda x: Doubled.apply(x, seen)), (x,), y, loss)  # type: ignore[no-untyped-call]
+    run(step, Watch(nodes=False)), run(step, Watch(nodes=False), False)
+    assert len(seen) == 2 and seen[0] == seen[1]

@@ -21,7 +21,7 @@ def test_a_measured_check_as_it_is_printed() -> None:
     assert_expected_inline(
         printed(report),
         """\
-Smooth (as it stands), input [2, 3, 16, 16]
+Smooth (as it stands), in train mode, input [2, 3, 16, 16]
 
 figure                                      predicted    measured    difference
 ----------------------------------------  -----------  ----------  ------------
@@ -51,7 +51,7 @@ def test_an_adapted_check_as_it_is_printed() -> None:
     assert_expected_inline(
         printed(report),
         """\
-Residual (as `rewrite --rank 2` would adapt it), input [2, 3, 16, 16]
+Residual (as `rewrite --rank 2` would adapt it), in train mode, input [2, 3, 16, 16]
 
 figure                                      predicted
 ----------------------------------------  -----------

@@ -205,7 +205,7 @@ def test_channels_last_and_half_precision_stay() -> None:
 def test_a_fault_in_a_merged_weight_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     gm = adapted(Residual(), X)
     value = FusedConv.value
-    monkeypatch.setattr(FusedConv, "value", lambda site, x, w: value(site, x, w * 1.001))
+    monkeypatch.setattr(FusedConv, "value", lambda site, x, w, b: value(site, x, w * 1.001, b))
     with pytest.raises(FloorplanError, match="outputs differ by"):
         merge_verified(gm, (X,))
 
@@ -243,3 +243,12 @@ def test_lite_residuals_are_refused(method: str) -> None:
     gm = adapted(nn.Sequential(same(3, 8), block), X, method=method)
     with pytest.raises(FloorplanError, match=f"method {method}: .* is a LiteResidual"):
         merge(gm)
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile, torch.optim.swa_utils.AveragedModel])
+def test_wrappers_are_opened_as_a_files_are(wrap: Any) -> None:
+    gm = adapted(Residual(), X)
+    for wrapped in (wrap(gm), nn.DataParallel(wrap(gm))):
+        merged = merge(wrapped)
+        assert not [m for m in merged.modules() if isinstance(m, FusedConv)]
+        assert difference(merged, merge(gm), (X,)) == 0

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from floorplan.errors import FloorplanError
-from floorplan.graph.driver import Pass
+import floorplan
+from floorplan.errors import FloorplanError, PassError
+from floorplan.graph.driver import Pass, rewrite
 from floorplan.graph.fold import to_site
+from floorplan.graph.trace import trace
 from floorplan.layers.fused import FusedConv
 from floorplan.ledger.differ import relative_error
 from floorplan.methods.verify import (
@@ -22,6 +24,7 @@ from floorplan.methods.verify import (
     same_start,
     values,
 )
+from floorplan.passes import canonicalize, fold_batchnorm
 
 X = torch.randn(2, 4, 6, 5)
 ANY = Pass("any", lambda gm: iter(()), tolerance=1e-9)
@@ -209,3 +212,77 @@ def test_same_outputs_is_bitwise_and_leaves_modes_alone() -> None:
     cast(Any, after.get_submodule("3")).bias.data[0] += 1e-6
     with pytest.raises(FloorplanError, match="^file: what was written does not load back"):
         same_outputs(gm, after, [X], "file")
+
+
+class Amplifies(nn.Module):
+    """A conv and a BatchNorm, and then a map that makes much of little."""
+
+    def __init__(self, after: Any) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.c, self.n, self.d = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 3, 1)
+        self.after = after
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.d(self.after(self.n(self.c(x)))))
+
+
+def _iterated(step: Any, times: int) -> Any:
+    def run(y: Tensor) -> Tensor:
+        y = torch.sigmoid(y)
+        for _ in range(times):
+            y = step(y)
+        return y
+
+    return run
+
+
+SENSITIVE = {
+    "logistic maps": _iterated(lambda y: 3.95 * y * (1 - y), 35),
+    "sine maps": _iterated(lambda y: 0.98 * torch.sin(torch.pi * y), 35),
+    "cubic maps": _iterated(lambda y: (4 * (2 * y - 1) ** 3 - 3 * (2 * y - 1) + 1) / 2, 20),
+    "a fast sine": lambda y: torch.sin(1e7 * y),
+    "a difference of large numbers": lambda y: (y + 1e7) - 1e7,
+    "a spread divided by": lambda y: (y + 1e6 - (y + 1e6).mean()) / (1e-3 + (y + 1e6).std()),
+    "a power": lambda y: torch.exp(3e5 * (torch.sigmoid(y) - 1)),
+}
+
+
+@pytest.mark.parametrize("name", SENSITIVE)
+def test_rounding_that_the_model_itself_amplifies_is_no_fault_of_a_pass(name: str) -> None:
+    model = Amplifies(SENSITIVE[name]).eval()
+    cast(Any, model.n).running_var.uniform_(0.5, 2.0)
+    floorplan.rewrite(model, X, sites="all", measured=False)
+
+
+def _folded(index: int, name: str, wrong: Any) -> Pass:
+    """The fold of BatchNorms, and then a fault in one tensor of one conv."""
+
+    def run(gm: fx.GraphModule) -> Any:
+        yield from fold_batchnorm.PASS.run(gm)
+        m = [m for m in gm.modules() if isinstance(m, FusedConv | nn.Conv2d)][index]
+        old = getattr(m, name).detach()
+        setattr(m, name, nn.Parameter(wrong(old)) if isinstance(m, nn.Conv2d) else wrong(old))
+
+    return Pass("wrong", run, fold_batchnorm.PASS.tolerance)
+
+
+FAULTS = {
+    "scaled by a millionth": (0, "weight", lambda w: w * (1 + 1e-6)),
+    "the last layer scaled": (-1, "weight", lambda w: w * (1 + 1e-6)),
+    "a bias moved": (0, "bias", lambda b: b + 1e-6),
+    "a bias lost": (1, "bias", lambda b: b * 0),
+    "channels swapped": (0, "weight", lambda w: w[[1, 0, *range(2, len(w))]]),
+    "eps left out": (1, "weight", lambda w: w * (1 + 1e-5) ** 0.5),
+    "a tap shifted": (0, "weight", lambda w: w.roll(1, -1)),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_a_pass_is_found_on_well_conditioned_nets(name: str) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.BatchNorm2d(6), nn.Tanh()]
+    source = trace(nn.Sequential(*layers, nn.Conv2d(6, 2, 1)).eval(), [X]).gm.double()
+    rewrite(source, (canonicalize.PASS, fold_batchnorm.PASS), Verifier([X]))
+    with pytest.raises(PassError, match="^wrong: before and after: output 0 differs by"):
+        rewrite(source, (canonicalize.PASS, _folded(*FAULTS[name])), Verifier([X]))

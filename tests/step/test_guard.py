@@ -62,15 +62,25 @@ def contrastive(out: Tensor, y: Tensor) -> Tensor:
 WEIGHTS = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
 
 
-@pytest.mark.parametrize("loss", [contrastive, nn.CrossEntropyLoss(weight=WEIGHTS)])
-def test_losses_that_do_not_add_up(gm: fx.GraphModule, loss: Any) -> None:
-    with pytest.raises(FloorplanError, match="weighs or couples samples"):
-        compiled(gm, loss)(X, Y)
-    compile_step(gm, loss, X)(X, Y)  # the whole batch at once is right
+def weighing(out: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(out, y, weight=WEIGHTS.to(out))
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(label_smoothing=0.1), lambda o, y: F.cross_entropy(o, y)])
-def test_losses_that_do(gm: fx.GraphModule, loss: Any) -> None:
+def infinite(out: Tensor, y: Tensor) -> Tensor:
+    return (out.sum() * 0).log()
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"), [(contrastive, "couples"), (weighing, "weighs or couples"), (infinite, "cannot be shared out")]
+)
+def test_losses_that_are_said_to_add_up_and_do_not(gm: fx.GraphModule, loss: Any, words: str) -> None:
+    with pytest.raises(FloorplanError, match=words):
+        compiled(gm, loss, reduction="mean")(X, Y)
+    compile_step(gm, loss, X, reduction="mean")(X, Y)  # the whole batch at once is right
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(label_smoothing=0.1), contrastive, weighing])
+def test_losses_that_nothing_is_said_of(gm: fx.GraphModule, loss: Any) -> None:
     gm.double()
     value, want = by_autograd(gm, (X.double(),), Y, loss)
     assert abs(float(compile_step(gm, loss, X.double(), plan=Schedule(micro_batch=4))(X.double(), Y) - value)) < 1e-9
@@ -78,10 +88,14 @@ def test_losses_that_do(gm: fx.GraphModule, loss: Any) -> None:
 
 
 def test_a_sum_that_is_called_a_mean(gm: fx.GraphModule) -> None:
-    total = nn.CrossEntropyLoss(reduction="sum")
+    def total(out: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(out, y, reduction="sum")
+
     with pytest.raises(FloorplanError, match="is not the mean of its parts"):
-        compiled(gm, total)(X, Y)
+        compiled(gm, total, reduction="mean")(X, Y)
     compiled(gm, total, reduction="sum")(X, Y)
+    with pytest.raises(FloorplanError, match="reduction mean: loss cross_entropy has its own, sum"):
+        compiled(gm, nn.CrossEntropyLoss(reduction="sum"), reduction="mean")
 
 
 def test_ignored_targets_are_counted(gm: fx.GraphModule) -> None:
@@ -97,51 +111,9 @@ def test_ignored_targets_are_counted(gm: fx.GraphModule) -> None:
     assert abs(float(got - value)) < 1e-12 and worst(gradients(gm), want) <= 1e-12
 
 
-class Centred(nn.Module):
-    """Features less their mean over the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        f = torch.relu(self.conv(x)).mean((2, 3))
-        return self.fc(f - f.mean(0, keepdim=True))  # type: ignore[no-any-return]
-
-
-def test_a_model_that_mixes_samples_is_not_split() -> None:
-    gm = graph_of(Centred(), X)
-    with pytest.raises(FloorplanError, match="depends on the other samples"):
-        compiled(gm)
-    compile_step(gm, "cross_entropy", X)(X, Y)
-
-
 def test_reductions(gm: fx.GraphModule) -> None:
     with pytest.raises(FloorplanError, match="reduction avg: not known"):
         compiled(gm, nn.CrossEntropyLoss(), reduction="avg")
-
-
-class Rolled(Centred):
-    """Features of the sample before."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        f = torch.relu(self.conv(x)).mean((2, 3))
-        return self.fc(f + 0.5 * f[:1])  # type: ignore[no-any-return]
-
-
-class TimeFirst(Centred):
-    """Samples in the second dimension of what it returns."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).t()
-
-
-@pytest.mark.parametrize(
-    ("model", "words"), [(Rolled, "depends on the other"), (TimeFirst, "does not have them in front")]
-)
-def test_more_models_that_are_not_split(model: type[nn.Module], words: str) -> None:
-    with pytest.raises(FloorplanError, match=words):
-        compile_step(graph_of(model(), X), "sum", X, plan=Schedule(micro_batch=2))
 
 
 def test_hooks_and_inference_mode(gm: fx.GraphModule) -> None:

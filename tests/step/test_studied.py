@@ -3,9 +3,9 @@
 import torch
 from small import Inverted, Residual
 from steps import graph_of
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from floorplan.ledger.losses import total_of
+from floorplan.ledger.losses import LOSSES
 from floorplan.step.compile import compile_step, compiled
 from floorplan.step.rules import RULES
 from floorplan.step.schedule import Schedule
@@ -32,7 +32,7 @@ def test_programs_of_one_look_are_those_of_two() -> None:
     for schedule in (Schedule(), Schedule(stages=(("pool", 1),), branches=()), Schedule(micro_batch=1)):
         step = compiled(s, "sum", schedule)
         assert step.source == compile_step(gm, "sum", x, plan=schedule).source
-        assert step.loss is total_of and not step.mean
+        assert step.loss is LOSSES["sum"]
 
 
 def test_an_inverted_residual_is_looked_at() -> None:
@@ -88,3 +88,12 @@ def test_nothing_upstream_of_the_first_trainable_learns() -> None:
     assert learners(gm, values) == {"stem", "pool", "conv", "proj", "mean", "drop", "fc", "output"}
     gm.get_submodule("stem").U.requires_grad_(False)
     assert learners(gm, values) == {"conv", "proj", "mean", "drop", "fc", "output"}
+
+
+def test_an_item_by_numbers_made_later_stays_behind_them() -> None:
+    class Own(nn.Module):
+        def forward(self, y: Tensor) -> Tensor:
+            return y[torch.arange(y.shape[0]), 0]
+
+    names = [n.name for n in ordered(fx.symbolic_trace(Own()))]
+    assert names.index("arange") < names.index("getitem_1")

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from floorplan.errors import LoadError
-from floorplan.store.load import load_model, load_weights
+from floorplan.store.load import load_model, load_weights, unwrapped
 
 
 def error(spec: str, **options: Any) -> str:
@@ -297,3 +297,50 @@ def test_every_single_byte_of_the_pickle(tmp_path: Path) -> None:
                 load_model(str(path))
             except LoadError as e:
                 assert "\n" not in str(e)
+
+
+@pytest.mark.parametrize(
+    ("call", "width"),
+    [
+        ("(width=7)", 7),
+        ("(7)", 7),
+        ("()", 5),
+        ("(width = 7, other=[1, {'a': (None, True)}], note='a:b(c)')", 7),
+        ("(7, -1.5, 1j)", 7),
+    ],
+)
+@pytest.mark.parametrize("where", ["factories_ok", "factories_ok.py"])
+def test_factories_with_literal_arguments(folder: Path, where: str, call: str, width: int) -> None:
+    loaded = load_model(f"{where}:defaults{call}")
+    assert loaded.module.out_channels == width and loaded.source == f"{where}:defaults{call} (Conv2d)"
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("defaults(WIDTH)", "its arguments are not literals"),
+        ("defaults(__import__('os').mkdir('ran'))", "its arguments are not literals"),
+        ("defaults(*[7])", "its arguments are not literals"),
+        ("defaults(**{'width': 7})", "its arguments are not literals"),
+        ("defaults(7)(8)", "its arguments are not literals"),
+        ("defaults(7", "no such file|has no"),
+        ("defaults(width=)", "its arguments are not literals"),
+        ("needs(3)", "cannot be called with these arguments .missing a required argument: 'depth'"),
+        ("needs", "needs arguments .width, depth.; name a function without, or give literals: needs.width=…"),
+        ("build(3)", "cannot be called with these arguments .too many positional"),
+        ("number(1)", "cannot be called with these arguments"),
+    ],
+)
+def test_arguments_that_are_none(folder: Path, call: str, says: str) -> None:
+    with pytest.raises(LoadError, match=says):
+        load_model(f"factories_ok:{call}")
+    assert not Path("ran").exists()
+
+
+def test_wrappers_in_any_order_are_opened() -> None:
+    inside = net()
+    averaged = torch.optim.swa_utils.AveragedModel(torch.compile(nn.DataParallel(inside)))
+    found, notes = unwrapped(averaged, "m")
+    assert type(found) is nn.Sequential
+    assert [n.split()[1] for n in notes] == ["AveragedModel:", "the", "DataParallel:"]
+    assert unwrapped(inside, "m") == (inside, ())

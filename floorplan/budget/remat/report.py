@@ -8,6 +8,7 @@ from torch import fx, nn
 
 from floorplan.budget.remat.ladder import Remat, Rung, climb
 from floorplan.cost_models import memory
+from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapter_rank
 from floorplan.ledger.inputs import filled
 from floorplan.ledger.losses import loss_named, target_for
@@ -82,8 +83,8 @@ class RematReport(Report):
 
 def remat(
     model: nn.Module | str,
-    budget: int | None = None,
     inputs: Any = None,
+    budget: int | None = None,
     *,
     batch: int = 8,
     rank: int = 2,
@@ -103,7 +104,12 @@ def remat(
 
     budget: counts model, Adam's moments and the caller's batch too; None for the lowest peak found. lossy_bits:
     1 to 8 bits an element for the derivatives of smooth activations, which makes gradients approximate; None: exact.
+    The order of 0.1, remat(model, budget, inputs), is understood too.
     """
+    if isinstance(inputs, int | float) or (inputs is None and not isinstance(budget, int | float)):
+        inputs, budget = budget, inputs
+    if not isinstance(budget, int | float | None):
+        raise FloorplanError(f"remat: a budget of type {type(budget).__name__}; give a number of bytes")
     source = Source(model, inputs, batch, shapes, weights, allow, trust)
     plan = Plan(method, Options(rank, sites, seed, train_head))
     return recomputed(source, plan, budget, loss, lossy_bits, measured)

@@ -5,7 +5,7 @@ saved, what was written to, were random numbers drawn, how many operations did i
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,10 @@ class _Ops(doors.TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.refused, self.written, self.born = "", set[int](), set[int]()
-        self.alive: list[Any] = []  # so that no storage's key is used twice
+        self.alive: list[Any] = []  # storages, so that no key of theirs is used twice: tensors may change theirs
+
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        self.alive += [t.untyped_storage() for t in tensors]
 
     def start(self) -> None:
         self.refused, self.written, self.born = "", set(), set()
@@ -58,7 +61,7 @@ class _Ops(doors.TorchDispatchMode):
         out = as_really_run(func, args, kwargs)
         made = [t for t in doors.tree_iter(out) if isinstance(t, Tensor)]
         self.born |= {storage_key(t) for t in made} - given
-        self.alive += made
+        self.hold(made)
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.refused = "it draws random numbers"
         if _STATISTICS in schema.name and (named.get("training") or named.get("train")):
@@ -75,7 +78,9 @@ class _Study(fx.Interpreter):
         super().__init__(gm)
         self.extra_traceback, self.garbage_collect_values, self.ops = False, False, ops
         self.values: dict[str, Value] = {}
-        self.owners: dict[int, str] = {storage_key(t): "" for t in (*doors.model_state(gm), *tensors_in(tuple(inputs)))}
+        given = (*doors.model_state(gm), *tensors_in(tuple(inputs)))
+        ops.hold(given)
+        self.owners: dict[int, str] = {storage_key(t): "" for t in given}
         self.apart = set(self.owners)
 
     def run_node(self, n: fx.Node) -> Any:
@@ -96,7 +101,7 @@ class _Study(fx.Interpreter):
                 self.values[owner].written = self.values[owner].written or n.name
         self._own(v, n, out)
         v.cost = sum(t.numel() for t in tensors_in(out) if storage_key(t) in self.ops.born)
-        self.ops.alive += saved
+        self.ops.hold(saved)
         v.saves = list(dict.fromkeys(self.owners.get(storage_key(t), "") for t in saved))
         if n.op.startswith("call_") and not v.refused:
             v.macs = self._macs(n)
@@ -122,7 +127,7 @@ class _Study(fx.Interpreter):
             v.nbytes = out.untyped_storage().nbytes()
         else:
             v.owner = self.owners[key]
-        self.ops.alive.append(out)
+        self.ops.hold([out])
 
 
 def _untrusted(n: fx.Node, gm: nn.Module) -> str:

@@ -4,6 +4,7 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from steps import by_autograd, weights_for, worst
 from torch import fx, nn
 
 import floorplan
+from floorplan.budget.remat import report
 from floorplan.budget.remat.ladder import climb
 from floorplan.budget.remat.report import remat
 from floorplan.errors import FloorplanError
@@ -44,19 +46,19 @@ def test_a_budget_is_met_measured_and_exact(graph: fx.GraphModule, tmp_path: Pat
 
 
 def test_a_budget_that_cannot_be_met_says_so(graph: fx.GraphModule) -> None:
-    found = remat(graph, 1000, X, batch=2, loss="sum")
+    found = remat(graph, X, 1000, batch=2, loss="sum")
     assert not found.fits and "not met" in str(found) and found.result.rung == len(found.result.ladder) - 1
     assert json.loads(json.dumps(found.as_json()))["fits"] is False
 
 
 def test_lossy_is_named_with_its_bound(graph: fx.GraphModule) -> None:
-    found = remat(graph, 10**12, X, batch=2, loss="sum", lossy_bits=4)
+    found = remat(graph, X, 10**12, batch=2, loss="sum", lossy_bits=4)
     assert found.lossy and all("LOSSY gradient, bits=4" in line and "|error| <=" in line for line in found.lossy)
     assert str(found).count("LOSSY") >= len(found.lossy) and found.result.rung == 0
 
 
 def test_a_search_as_it_is_printed() -> None:
-    found = remat(Smooth(), 250_000, torch.randn(2, 3, 16, 16), measured=True)
+    found = remat(Smooth(), torch.randn(2, 3, 16, 16), 250_000, measured=True)
     assert_expected_inline(
         str(found),
         """\
@@ -73,6 +75,20 @@ budget 250,000 B: not met, nothing was written""",
     assert found.csv().splitlines()[0] == "taken,rung,requested peak,total,saved,extra MACs,nodes again"
 
 
+@pytest.mark.parametrize("given", [(X, 1000), (1000, X), (X,), (None, X), ()])
+def test_model_and_inputs_come_first_and_the_old_order_is_understood(
+    given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "recomputed", lambda source, plan, budget, *rest: (source.inputs, budget))
+    want = X if any(g is X for g in given) else None, 1000 if any(g == 1000 for g in given if g is not X) else None
+    found: Any = remat(nn.Identity(), *given)
+    assert found == want
+    found = remat(nn.Identity(), budget=1000, inputs=X)
+    assert found == (X, 1000)
+
+
 def test_errors() -> None:
+    with pytest.raises(FloorplanError, match="remat: a budget of type str; give a number of bytes"):
+        remat(nn.Identity(), X, "32MB")  # type: ignore[arg-type]
     with pytest.raises(FloorplanError, match="--loss nope: not known"):
         remat(nn.Identity(), None, X, loss="nope")
