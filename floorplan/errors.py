@@ -1,5 +1,7 @@
 """What a user is told: the errors, and words on one line."""
 
+import re
+
 
 class FloorplanError(Exception):
     """A one-line message: what went wrong, where (file, node), what to do about it."""

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from floorplan.errors import ReadsValues, TraceError
+from floorplan.errors import ReadsValues, TraceError, describe
 from floorplan.ledger.inputs import reads_places
 from floorplan.ledger.run import Step, run
-from floorplan.methods.verify import Mismatch, eval_outputs, same_start
+from floorplan.methods.verify import Mismatch, same_start, start_of
 from floorplan.torch_doors import tensors_in, tree_map
 
 
@@ -23,15 +23,15 @@ def any_batch(after: fx.GraphModule, before: nn.Module, inputs: Sequence[Any]) -
     for batch in [had + 1, 1][: 1 if had == 1 or reads_places(after) else 2] if had else []:
         given = tree_map(lambda t, n=batch: _rows(t, had, n), tuple(inputs))
         try:
-            eval_outputs(copy.deepcopy(before), given)
+            want = start_of(before, given)
         except Exception:  # whatever it raises, it takes no such batch itself
             continue
-        if where := _where(copy.deepcopy(after).eval(), given):
-            return f"at batch {batch}, {where}"
         try:
-            same_start(after, before, given)
+            same_start(after, before, given, want)
         except Mismatch as e:
             return f"at batch {batch} it computes something else ({e})"
+        except Exception as e:  # whatever the graph raises where the source does not
+            return f"at batch {batch}, {_where(copy.deepcopy(after).eval(), given) or describe(e)}"
     return ""
 
 

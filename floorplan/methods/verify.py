@@ -157,17 +157,18 @@ def _drawn(gm: M) -> M:
     return twin
 
 
-def same_start(after: nn.Module, before: nn.Module, inputs: Sequence[Any]) -> None:
-    """In its own precision, the adapted model must start as the source model in eval mode."""
-    got, want = (_outputs(copy.deepcopy(m), inputs) for m in (after, before))
+def same_start(after: nn.Module, before: nn.Module, inputs: Sequence[Any], want: Values | None = None) -> None:
+    """In its own precision, the adapted model must start as the source model in eval mode, which gives `want`."""
+    want = want or start_of(before, inputs)
     if not all(bool(torch.isfinite(t).all()) for t in want.outputs):
         return  # a source that gives NaN or infinity has no values to start from
     eps = max((torch.finfo(t.dtype).eps for t in want.outputs if t.is_floating_point()), default=0.0)
-    compare(got, want, 2000 * eps, "adapted against source", Rounding(before, inputs, _outputs))
+    compare(start_of(after, inputs), want, 2000 * eps, "adapted against source", Rounding(before, inputs, start_of))
 
 
-def _outputs(m: nn.Module, inputs: Sequence[Any]) -> Values:
-    return Values(eval_outputs(m, inputs), {})
+def start_of(m: nn.Module, inputs: Sequence[Any]) -> Values:
+    """What a model gives in eval mode, from a copy of it."""
+    return Values(eval_outputs(copy.deepcopy(m), inputs), {})
 
 
 def eval_outputs(m: nn.Module, inputs: Sequence[Any]) -> list[Tensor]:
