@@ -6,6 +6,7 @@ from typing import Any
 import sympy
 
 from floorplan.ledger.fakes import Fakes
+from floorplan.ledger.sizes import both_sides
 from floorplan.torch_doors import FloorDiv, tensors_in
 
 _POSITION = "DHWT"
@@ -118,6 +119,9 @@ class Namer:
 
     def _shorten(self, e: sympy.Expr) -> str:
         """The expression with positions under their short names, factored where that is cheap."""
+        if _linear(e):
+            number, rest = e.primitive()
+            return f"{number}*({rest})" if number != 1 else str(rest)
         longest = sorted(self.aliases.items(), key=lambda kv: -len(self._text(kv[0])))
         e = sympy.factor(e.xreplace({FloorDiv(*p.args[:2]): a for p, a in longest if isinstance(p, FloorDiv)}))
         for position, alias in longest:
@@ -149,7 +153,7 @@ class Namer:
 
     def guards(self) -> list[sympy.Expr]:
         """The guards that the run added, in our symbols."""
-        found = [e.xreplace(self.fakes.names) for e in self._guards]
+        found = [both_sides(lambda x: x.xreplace(self.fakes.names), e) for e in self._guards]
         return [e for e in dict.fromkeys(found) if e not in (sympy.true, True)]
 
     def assumptions(self) -> tuple[str, ...]:
@@ -165,3 +169,9 @@ class Namer:
         if maps:
             out.append(f"positions stay on this side of {maps} size guards (maps larger than one element)")
         return tuple(out)
+
+
+def _linear(e: sympy.Expr) -> bool:
+    """Whether an expression is a sum of widths, each a number of times."""
+    terms = (a.as_coeff_Mul()[1] for a in e.args)
+    return e.is_Add and all(t.is_Symbol and t.name[0] == "C" for t in terms)

@@ -7,7 +7,7 @@ Every comparison that a run makes is then one of products of symbols, however de
 maps it concatenates. Written out, a size of the last layer would be multiplied out at each of its comparisons.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, cast
 
@@ -78,7 +78,7 @@ class Sized(SymbolEnv):
         names, found = self.defined.keys(), []
         for e in (g.expr for g in self.guards):
             if e.free_symbols & names:
-                e = self.written_out(e)
+                e = both_sides(self.written_out, e)
                 if isinstance(e, sympy.Eq):
                     self._learn(e)
                 elif isinstance(e, sympy.Ge) and e.args[1] == 2 and _two_or_more(e.args[0]) or self.decided(e):
@@ -92,6 +92,14 @@ class Sized(SymbolEnv):
         for width, total in (e.args, e.args[::-1]):
             if width.is_Symbol and total.is_Add and width not in total.free_symbols:
                 self.equal[width] = total
+
+
+def both_sides(f: Callable[[sympy.Expr], sympy.Expr], e: sympy.Expr) -> sympy.Expr:
+    """A guard with f of what it compares; sympy need not decide an equation anew, which is slow for long sums."""
+    if not isinstance(e, sympy.Eq):
+        return f(e)
+    a, b = map(f, e.args)
+    return sympy.true if a == b else sympy.Eq(a, b, evaluate=False)
 
 
 def _two_or_more(e: sympy.Expr) -> bool:
