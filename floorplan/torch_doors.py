@@ -3,13 +3,13 @@
 torch promises none of this to stay; tests/test_torch_doors.py says of each what is relied on.
 """
 
-import copy
 import linecache
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from operator import attrgetter, methodcaller
 from traceback import walk_stack
 from typing import Any, cast
@@ -54,7 +54,6 @@ FORWARDS = ("forward", "_conv_forward")  # the methods that say what a layer com
 STORES = {"_parameters": nn.Parameter, "_buffers": Tensor, "_modules": nn.Module}  # what vars() of a module holds
 COMPILED_CALL = "_compiled_call_impl"  # what Module.compile() puts in place of the forward
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
-
 
 # A module's own, without those of its submodules: what is written into these is registered.
 parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
@@ -106,11 +105,6 @@ def running_number() -> int | None:
 def saved_names(kind: type) -> tuple[str, ...]:
     """The attributes under which autograd nodes of a class show what they have saved."""
     return tuple(n for n in dir(kind) if n.startswith("_saved_") or n == "saved_tensors")
-
-
-def applied(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """What an autograd function makes; not all versions have a type for its apply."""
-    return cast(Any, function).apply(*args)
 
 
 transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active  # whether a transform of torch.func runs
@@ -187,13 +181,6 @@ class SymbolEnv(ShapeEnv):
             super()._set_replacement(a, tgt, msg)
 
 
-@cache
-def upsamplings() -> tuple[str, ...]:
-    """Names of torch's forward upsampling ops, antialiasing and exact ones too."""
-    names = (n.removeprefix("aten::").split(".")[0] for n in op_names() if n.startswith("aten::"))
-    return tuple(sorted({n for n in names if "upsample_" in n and "backward" not in n}))
-
-
 def kernel_of(op: Any) -> Any:
     """A custom op, or the function behind it where nobody watches: a call of the op costs more than a small map."""
     return op if torch._C._len_torch_dispatch_stack() else op._init_fn
@@ -263,19 +250,6 @@ def other_lstm(run: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def rebound(spaces: Iterable[dict[str, Any]], new: Mapping[int, Any]) -> Iterator[None]:
-    """Names in these namespaces that stand for an object of one of these ids stand for another meanwhile."""
-    found = [(space, k, v) for space in spaces for k, v in space.items() if id(v) in new]
-    for space, k, v in found:
-        space[k] = new[id(v)]
-    try:
-        yield
-    finally:
-        for space, k, v in found:
-            space[k] = v
-
-
 def _changed(what: str) -> RuntimeError:
     return RuntimeError(f"torch {torch.__version__}: {what} cannot be replaced as in 2.13 and 2.14; use one of these")
 
@@ -288,42 +262,37 @@ def show_source(name: str, text: str) -> None:
 # --- tensors in containers
 
 
-def bytes_of_tensors(ts: Sequence[Tensor]) -> int:
-    once = {id(t): t.numel() * t.element_size() for t in ts}
-    return sum(once.values())
-
-
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     """Every tensor in nested containers (dataclass outputs too)."""
     for leaf in tree_iter(tree):
         if isinstance(leaf, Tensor):
             yield leaf
         elif hasattr(leaf, "__dataclass_fields__"):
-            yield from tensors_in(dict(vars(leaf)))
+            yield from tensors_in(_held(leaf))
 
 
 def map_tensors(f: Callable[[Tensor], Any], tree: Any) -> Any:
     """The same containers with f of every tensor, in the order of `tensors_in`."""
 
     def of(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return f(leaf)
-        if hasattr(leaf, "__dataclass_fields__") and not isinstance(leaf, type):
-            twin = copy.copy(leaf)
-            for k, v in vars(leaf).items():
-                made = map_tensors(f, v)
-                object.__setattr__(twin, k, made)
-                if isinstance(twin, dict) and k in twin:  # a ModelOutput is both
-                    dict.__setitem__(twin, k, made)
-            return twin
-        return leaf
+        if not hasattr(leaf, "__dataclass_fields__") or isinstance(leaf, type):
+            return f(leaf) if isinstance(leaf, Tensor) else leaf
+        twin = cast(Any, type(leaf)).__new__(type(leaf))  # its own code need not take what it made itself
+        made = {k: map_tensors(f, v) for k, v in _held(leaf).items()}
+        for k, v in made.items():
+            object.__setattr__(twin, k, v)
+        if isinstance(leaf, dict):  # the outputs of Hugging Face models are both
+            items = {k: made.get(k, leaf[k]) for k in leaf}
+            (OrderedDict if isinstance(leaf, OrderedDict) else dict).update(twin, items)
+        return twin
 
     return tree_map(of, tree)
 
 
-def arguments(inputs: Any) -> tuple[Any, ...]:
-    """What a user gave for a forward, its arguments or its only one, as arguments."""
-    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+def _held(record: Any) -> dict[str, Any]:
+    """What a dataclass holds, by name."""
+    named = {k: getattr(record, k) for k in record.__dataclass_fields__ if hasattr(record, k)}
+    return named | getattr(record, "__dict__", {})
 
 
 def model_state(model: nn.Module) -> list[Tensor]:

@@ -19,13 +19,14 @@ from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.inputs import filled, resized
 from floorplan.ledger.losses import LOSSES, target_like
 from floorplan.ledger.run import Step
+from floorplan.ledger.storage import bytes_of_tensors
 from floorplan.methods.catalogue import Plan, recorded
 from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import Subject
 from floorplan.step.studied import studied
 from floorplan.timeline.blocks import StepTimeline
 from floorplan.timeline.run import step_timeline
-from floorplan.torch_doors import bytes_of_tensors, model_state, tensors_in
+from floorplan.torch_doors import model_state, tensors_in
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ len(x)                       ->   x.size(0)               Python's own must give
 
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from floorplan.layers.targets import leaf_functions
-from floorplan.torch_doors import rebound, tree_leaves
+from floorplan.torch_doors import tree_leaves
 
 _SIZED = (torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn)  # take sizes one by one, too
 _COUNTED = (torch.randperm, torch.randint)
@@ -53,8 +53,21 @@ def recording(model: nn.Module, record: Record, length: Callable[[Any], Any]) ->
     for space in asked:
         space["len"] = length
     try:
-        with rebound(spaces, taken):
+        with _rebound(spaces, taken):
             yield
     finally:
         for space in asked:
             space.pop("len", None)  # a module may be known by two names
+
+
+@contextmanager
+def _rebound(spaces: Iterable[dict[str, Any]], new: Mapping[int, Any]) -> Iterator[None]:
+    """Names in these namespaces that stand for an object of one of these ids stand for another meanwhile."""
+    found = [(space, k, v) for space in spaces for k, v in space.items() if id(v) in new]
+    for space, k, v in found:
+        space[k] = new[id(v)]
+    try:
+        yield
+    finally:
+        for space, k, v in found:
+            space[k] = v

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from floorplan.errors import FloorplanError
-from floorplan.torch_doors import applied, forward_mode, gradient_levels, transformed
+from floorplan.torch_doors import forward_mode, gradient_levels, transformed
 
 
 class CompactFunction(torch.autograd.Function):
@@ -168,3 +168,8 @@ def _each(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any
     if isinstance(each[0], Tensor):
         return torch.stack(each), 0
     return tuple(map(torch.stack, zip(*each, strict=True))), (0,) * len(each[0])
+
+
+def applied(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """What an autograd function makes; not all versions have a type for its apply."""
+    return cast(Any, function).apply(*args)

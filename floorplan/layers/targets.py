@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from floorplan.errors import FloorplanError, LoadError, short
+from floorplan.layers.records import record_name, record_named
 from floorplan.torch_doors import OPS, op_names
 
 Target = Callable[..., Any]
@@ -130,7 +131,7 @@ def detection_ops() -> list[Target]:
 def name_of(target: Target, where: str) -> str:
     """The name under which a file stores a called function; FloorplanError if it may not."""
     zoo = (n for n, m in _ZOO.items() if getattr(sys.modules.get(m), n.rpartition(".")[2], None) is target)
-    name = _names().get(id(target)) or next(zoo, None)
+    name = _names().get(id(target)) or next(zoo, None) or record_name(target)
     if isinstance(target, OPS) and _registered(f"torch.ops.{target}") is target:
         name = f"torch.ops.{target}"
     if name is None:
@@ -144,7 +145,7 @@ def name_of(target: Target, where: str) -> str:
 
 def function_named(name: str, where: str) -> Target:
     """The function stored as `name`; LoadError if it is not on the allow-list."""
-    target = _functions().get(name)
+    target = _functions().get(name) or record_named(name, where)
     if target is None and name.startswith("torch.ops."):
         target = _registered(name)
     if target is None and name in _ZOO:

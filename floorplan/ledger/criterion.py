@@ -7,7 +7,7 @@ to a number proves nothing: UNPROVEN.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import sympy
 import torch
@@ -166,10 +166,3 @@ def _bottleneck(site: Adapter, where: str) -> tuple[str, str]:
     if 0 < site.in_channels <= wide:
         return "above", f"{where}full precision, no bottleneck: {said}, as wide as the {site.in_channels} inputs"
     return "floor", "the rank-r bottleneck" if groups == 1 else f"the bottleneck of {said}"
-
-
-def evaluate(entries: list[Entry], sizes: Mapping[str, int]) -> int:
-    """Distinct kept bytes at other sizes, such as another batch: {"B": 64, "H0": 97, …}."""
-    once: dict[int, Any] = {e.storage: e.size for e in entries if e.owner == "kept"}
-    point = {sympy.Symbol(k, positive=True, integer=True): sympy.Integer(v) for k, v in sizes.items()}
-    return sum(int(size.xreplace(point)) for size in once.values())

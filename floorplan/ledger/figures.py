@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from floorplan.cost_models import memory
+from floorplan.ledger.inputs import arguments
 from floorplan.ledger.recorder import Saved
 from floorplan.ledger.run import Run, Step, Watch, run
-from floorplan.torch_doors import arguments, bytes_of_tensors, tensors_in
+from floorplan.ledger.storage import bytes_of_tensors
+from floorplan.torch_doors import tensors_in
 
 
 @dataclass(frozen=True)

@@ -139,3 +139,8 @@ def resized(t: Any, batch: int) -> Any:
     order = sorted(range(t.dim()), key=lambda d: (-strides[d], d))
     made = torch.empty_permuted((batch, *t.shape[1:]), order, dtype=t.dtype, device=t.device)
     return made.requires_grad_(t.requires_grad)
+
+
+def arguments(inputs: Any) -> tuple[Any, ...]:
+    """What a user gave for a forward, its arguments or its only one, as arguments."""
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)

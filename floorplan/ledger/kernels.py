@@ -44,7 +44,7 @@ def _scaled(n: Any, factor: float) -> Any:
 @cache
 def _kernels() -> dict[Any, Callable[..., Any] | None]:
     """What each of these ops runs in place of torch's Python kernel: ours, or None for the C++ one."""
-    packets = [getattr(torch.ops.aten, n) for n in (*_REWRITTEN, *doors.upsamplings()) if hasattr(torch.ops.aten, n)]
+    packets = [getattr(torch.ops.aten, n) for n in (*_REWRITTEN, *upsamplings()) if hasattr(torch.ops.aten, n)]
     return {getattr(p, o): _upsample(p) if o == "vec" else None for p in packets for o in p.overloads()}
 
 
@@ -213,3 +213,10 @@ def _really(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return out
     # Fakes of a backward make all gradients, asked for or not.
     return tuple(t if wanted else None for t, wanted in zip(out, args[-1], strict=True))
+
+
+@cache
+def upsamplings() -> tuple[str, ...]:
+    """Names of torch's forward upsampling ops, antialiasing and exact ones too."""
+    names = (n.removeprefix("aten::").split(".")[0] for n in doors.op_names() if n.startswith("aten::"))
+    return tuple(sorted({n for n in names if "upsample_" in n and "backward" not in n}))

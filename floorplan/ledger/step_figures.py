@@ -16,7 +16,8 @@ from floorplan.layers.layer import Adapter
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.figures import figures
 from floorplan.ledger.run import Step, Watch, run
-from floorplan.torch_doors import bytes_of_tensors, tensors_in
+from floorplan.ledger.storage import bytes_of_tensors
+from floorplan.torch_doors import tensors_in
 
 
 @dataclass(frozen=True)

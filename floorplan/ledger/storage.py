@@ -6,7 +6,7 @@ owner let go. Nothing here knows what any op saves.
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -122,3 +122,9 @@ class StorageTracker(doors.TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _written(size: Any) -> Any:
     """A size as it is written now, to be compared without a guard."""
     return getattr(getattr(size, "node", None), "expr", size)
+
+
+def bytes_of_tensors(ts: Sequence[Tensor]) -> int:
+    """Of distinct tensors."""
+    once = {id(t): t.numel() * t.element_size() for t in ts}
+    return sum(once.values())

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.graph.untouched import in_mode
-from floorplan.torch_doors import BatchNormNd, arguments
+from floorplan.ledger.inputs import arguments
+from floorplan.torch_doors import BatchNormNd
 
 MOMENTUM = 0.1
 HOW = ("ema", "reset")

@@ -15,11 +15,11 @@ from floorplan.ledger.losses import LOSSES, loss_named, target_for
 from floorplan.ledger.macs import layers_of, merges_of, own_macs
 from floorplan.ledger.run import Step
 from floorplan.ledger.step_figures import StepFigures, step_figures
+from floorplan.ledger.storage import bytes_of_tensors
 from floorplan.methods.catalogue import METHODS, Options, Plan, method, plans_of
 from floorplan.methods.rewrite import adapted, traced_source
 from floorplan.methods.subject import Shapes, Source, Subject, subject_of
 from floorplan.render import Report, Table, difference, versions
-from floorplan.torch_doors import bytes_of_tensors
 
 COLUMNS = {
     "saved": "saved",

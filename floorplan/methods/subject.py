@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError, LoadError, ReadsValues, first_line
-from floorplan.ledger.inputs import infer_shape, make_inputs
+from floorplan.ledger.inputs import arguments, infer_shape, make_inputs
 from floorplan.ledger.run import Step, run
 from floorplan.store.artifact import load_artifact
 from floorplan.store.load import Loaded, load_model
-from floorplan.torch_doors import arguments, tree_iter
+from floorplan.torch_doors import tree_iter
 
 Shapes = Sequence[Sequence[int]]
 

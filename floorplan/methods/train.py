@@ -23,12 +23,13 @@ from floorplan.errors import FloorplanError, describe
 from floorplan.files import ensure_writable, whole
 from floorplan.layers.adapter import adapter_rank
 from floorplan.layers.replay import Replay
+from floorplan.ledger.inputs import arguments
 from floorplan.ledger.losses import LOSSES
 from floorplan.methods.calibrate import calibrate as adabn
 from floorplan.methods.catalogue import Options, Plan, method, recorded
 from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import Subject
-from floorplan.torch_doors import NormBase, arguments
+from floorplan.torch_doors import NormBase
 
 Batch = tuple[Any, Any]  # (the forward's input or inputs, target)
 

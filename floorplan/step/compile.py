@@ -23,7 +23,7 @@ from floorplan.layers.adapter import adapters
 from floorplan.layers.bits import as_layout
 from floorplan.layers.fused import FusedConv
 from floorplan.layers.promises import Forgetful, Keep, Promise
-from floorplan.ledger.inputs import make_inputs
+from floorplan.ledger.inputs import arguments, make_inputs
 from floorplan.ledger.losses import Loss, Named, as_loss
 from floorplan.ledger.recorder import op_name
 from floorplan.step.guard import Compiled, ready, refuse_unsplit, trainable_names
@@ -32,7 +32,7 @@ from floorplan.step.samples import refuse_coupled
 from floorplan.step.schedule import Schedule, options_in, read_plan, schedule_in
 from floorplan.step.source import source_of
 from floorplan.step.studied import Studied, studied
-from floorplan.torch_doors import arguments, model_state, show_source, tensors_in
+from floorplan.torch_doors import model_state, show_source, tensors_in
 
 LAYOUTS = ("auto", "contiguous", "channels_last")
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from floorplan.torch_doors import applied, tensors_in
+from floorplan.layers.functions import applied
+from floorplan.torch_doors import tensors_in
 
 Tape = tuple[list[Any], list["_Slot"]]
 

@@ -4,7 +4,7 @@ A value's samples lie along one axis, each in as many neighbouring rows. A rule 
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -75,65 +75,8 @@ class Seen:
 Rule = Callable[[Seen], str]
 
 
-def touching(low: Op, high: Op) -> tuple[str, bool]:
-    """Why samples touch in an op, seen at two batch sizes, "" if they do not; and whether a rule says so."""
-    if low.writes:
-        return f"writes to {low.writes}, which every part would do", True
-    try:
-        ins = [_axis(a, b) for a, b in zip(_values(low.given), _values(high.given), strict=True)]
-        outs = [_axis(a, b) for a, b in zip(low.made, high.made, strict=True)]
-    except ValueError:
-        return f"{low.name} makes something of another size than samples of their batch", True
-    seen, rule = Seen(low, ins, outs), _rule(low)
-    if not seen.rows and not any(o.axis is not None for o in outs):
-        return ("computes with the number of samples", True) if _differ(low, high, ()) else ("", True)
-    if low.name in _FRESH:
-        return ("computes with the number of samples", True) if _differ(low, high, _SHAPES) else ("", True)
-    if not seen.rows:
-        alike = low.name in ("expand", "repeat")
-        return ("", True) if alike else (f"{low.name} numbers the samples", low.name in _SHUFFLES)
-    if not outs:
-        return "", True
-    if _differ(low, high, _SHAPES):
-        return "computes with the number of samples", True
-    if not all(o.axis is not None for o in outs) and low.name not in _ASIDE:
-        return f"{low.name} over the samples of the batch", rule is not None
-    if rule is None:
-        return f"{low.name} has no rule", False
-    why = rule(seen)
-    return (f"{low.name} {why}", why != UNSURE) if why else ("", True)
-
-
 UNSURE = "may take samples together"
 _OVER, _MIXED = "over the samples of the batch", "takes samples together"
-_SHAPES = ("size", "shape", "repeats", "N", "end", "stride", "storage_offset", "groups")
-
-
-def _values(given: dict[str, Any]) -> Iterator[Value]:
-    return (v for v in tree_iter(given) if isinstance(v, Value))
-
-
-def _axis(low: Value, high: Value) -> Samples:
-    """The axis on which the two differ; ValueError if it is not one, or not in proportion."""
-    if len(low.shape) != len(high.shape):
-        raise ValueError
-    found = [k for k, (a, b) in enumerate(zip(low.shape, high.shape, strict=True)) if a != b]
-    if len(found) > 1 or any(low.shape[k] * SIZES[1] != high.shape[k] * SIZES[0] for k in found):
-        raise ValueError
-    return Samples(low.shape, found[0] if found else None)
-
-
-SIZES = (1009, 1013)  # samples: primes, of which no product of a model's other sizes is a multiple
-
-
-def _differ(low: Op, high: Op, shapes: Sequence[str]) -> bool:
-    """Whether numbers among the arguments depend on the batch, sizes apart."""
-
-    def numbers(op: Op) -> list[str]:
-        given = (v for k, a in op.given.items() if k not in shapes for v in tree_iter(a))
-        return [repr(v) for v in given if isinstance(v, int | float)]
-
-    return numbers(low) != numbers(high)
 
 
 def _aligned(s: Seen) -> str:
@@ -297,13 +240,14 @@ _TABLE: tuple[tuple[Rule, str], ...] = (
 )
 _RULES = {name: rule for rule, names in _TABLE for name in names.split()}
 # Alike for every sample, or drawn for each.
-_FRESH = set("zeros ones full empty empty_strided new_empty new_zeros new_ones new_full new_empty_strided".split())
-_FRESH |= set("rand randn randint scalar_tensor empty_permuted".split())
-_SHUFFLES = ("randperm",)
+FRESH = set("zeros ones full empty empty_strided new_empty new_zeros new_ones new_full new_empty_strided".split())
+FRESH |= set("rand randn randint scalar_tensor empty_permuted".split())
+SHUFFLES = ("randperm",)
 # Results beside the first that hold no samples: statistics that eval mode leaves empty, seeds of attention.
-_ASIDE = set("_native_batch_norm_legit_no_training native_batch_norm cudnn_batch_norm".split())
-_ASIDE |= set("_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention".split())
+ASIDE = set("_native_batch_norm_legit_no_training native_batch_norm cudnn_batch_norm".split())
+ASIDE |= set("_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention".split())
 
 
-def _rule(op: Op) -> Rule | None:
+def rule_of(op: Op) -> Rule | None:
+    """The rule of an op, its in-place form or one that works on every element alone; None: it has none."""
     return _aligned if op.pointwise else _RULES.get(op.name, _RULES.get(op.name.removesuffix("_")))

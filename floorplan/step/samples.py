@@ -19,7 +19,7 @@ from floorplan.layers.activations import PackedActivation
 from floorplan.ledger.fakes import Fakes, concrete_fakes
 from floorplan.ledger.inputs import resized
 from floorplan.ledger.kernels import quiet_fakes
-from floorplan.step.sample_rules import SIZES, Op, Value, touching
+from floorplan.step.sample_rules import ASIDE, FRESH, SHUFFLES, UNSURE, Op, Samples, Seen, Value, rule_of
 from floorplan.step.trial import refuse_unlike
 from floorplan.torch_doors import (
     BatchNormNd,
@@ -28,10 +28,13 @@ from floorplan.torch_doors import (
     schema_of,
     storage_key,
     tensors_in,
+    tree_iter,
     tree_map,
     wants_values,
 )
 
+SIZES = (1009, 1013)  # samples: primes, of which no product of a model's other sizes is a multiple
+_SHAPES = ("size", "shape", "repeats", "N", "end", "stride", "storage_offset", "groups")
 _KNOWN: WeakKeyDictionary[nn.Module, set[tuple[bool, ...]]] = WeakKeyDictionary()  # modes seen to be free of it
 
 
@@ -172,3 +175,56 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             made = [Value.of(t) for t in tensors_in(out)]
             self.ops.append(Op(name, self.where, before, made, plain, written))
         return out
+
+
+def touching(low: Op, high: Op) -> tuple[str, bool]:
+    """Why samples touch in an op, seen at two batch sizes, "" if they do not; and whether a rule says so."""
+    if low.writes:
+        return f"writes to {low.writes}, which every part would do", True
+    try:
+        ins = [_axis(a, b) for a, b in zip(_values(low.given), _values(high.given), strict=True)]
+        outs = [_axis(a, b) for a, b in zip(low.made, high.made, strict=True)]
+    except ValueError:
+        return f"{low.name} makes something of another size than samples of their batch", True
+    seen, rule = Seen(low, ins, outs), rule_of(low)
+    if not seen.rows and not any(o.axis is not None for o in outs):
+        return ("computes with the number of samples", True) if _differ(low, high, ()) else ("", True)
+    if low.name in FRESH:
+        return ("computes with the number of samples", True) if _differ(low, high, _SHAPES) else ("", True)
+    if not seen.rows:
+        alike = low.name in ("expand", "repeat")
+        return ("", True) if alike else (f"{low.name} numbers the samples", low.name in SHUFFLES)
+    if not outs:
+        return "", True
+    if _differ(low, high, _SHAPES):
+        return "computes with the number of samples", True
+    if not all(o.axis is not None for o in outs) and low.name not in ASIDE:
+        return f"{low.name} over the samples of the batch", rule is not None
+    if rule is None:
+        return f"{low.name} has no rule", False
+    why = rule(seen)
+    return (f"{low.name} {why}", why != UNSURE) if why else ("", True)
+
+
+def _values(given: dict[str, Any]) -> Iterator[Value]:
+    return (v for v in tree_iter(given) if isinstance(v, Value))
+
+
+def _axis(low: Value, high: Value) -> Samples:
+    """The axis on which the two differ; ValueError if it is not one, or not in proportion."""
+    if len(low.shape) != len(high.shape):
+        raise ValueError
+    found = [k for k, (a, b) in enumerate(zip(low.shape, high.shape, strict=True)) if a != b]
+    if len(found) > 1 or any(low.shape[k] * SIZES[1] != high.shape[k] * SIZES[0] for k in found):
+        raise ValueError
+    return Samples(low.shape, found[0] if found else None)
+
+
+def _differ(low: Op, high: Op, shapes: Sequence[str]) -> bool:
+    """Whether numbers among the arguments depend on the batch, sizes apart."""
+
+    def numbers(op: Op) -> list[str]:
+        given = (v for k, a in op.given.items() if k not in shapes for v in tree_iter(a))
+        return [repr(v) for v in given if isinstance(v, int | float)]
+
+    return numbers(low) != numbers(high)

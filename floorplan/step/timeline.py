@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from floorplan.ledger import run as ledger
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.losses import Named
-from floorplan.ledger.storage import StorageTracker
+from floorplan.ledger.storage import StorageTracker, bytes_of_tensors
 from floorplan.step.compile import Step
 from floorplan.step.guard import refuse_unsplit
 from floorplan.timeline.blocks import Block, StepTimeline
 from floorplan.timeline.run import apart, timeline_of
-from floorplan.torch_doors import bytes_of_tensors, model_state
+from floorplan.torch_doors import model_state
 
 
 def predict(step: Step, inputs: Sequence[Any], target: Tensor) -> StepTimeline:

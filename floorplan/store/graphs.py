@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from floorplan.errors import FloorplanError, LoadError, short
+from floorplan.layers.records import record_name, record_named
 from floorplan.layers.targets import ATTRIBUTES, function_named, methods, name_of
 from floorplan.torch_doors import calls_plainly
 
@@ -65,8 +66,9 @@ def encode_value(value: Any, where: str) -> Any:
         return value
     if isinstance(value, fx.Node):
         return {"node": value.name}
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return {"size" if kind is torch.Size else "tuple": each(value)}
+    if isinstance(value, tuple):
+        fields = record_name(kind)
+        return {"record": [fields, each(value)]} if fields else {"size" if kind is torch.Size else "tuple": each(value)}
     if isinstance(value, list):
         return each(value)
     if isinstance(value, dict) and kind.__name__ in ("dict", "immutable_dict"):
@@ -129,6 +131,13 @@ class Reader:
                 return self.nodes[body]
             case "tuple":
                 return tuple(self.items(body, where, depth))
+            case "record":
+                kind, values = self.items(body, where, depth, 2)
+                require(type(kind) is str and type(values) is list, f"{where}: {short(body)} is not a container")
+                made = record_named(kind, where)
+                fits = made is not None and issubclass(made, tuple) and len(values) == len(made.__match_args__)
+                require(fits, f"{where}: {short(kind)} is not a tuple of these fields")
+                return made(*values)
             case "slice":
                 return slice(*self.items(body, where, depth, 3))
             case "ellipsis":

@@ -17,8 +17,9 @@ from floorplan.ledger.fakes import Fakes
 from floorplan.ledger.pillars import pillar_of
 from floorplan.ledger.recorder import Saved, ops_of
 from floorplan.ledger.run import Run, Step, Watch, run
+from floorplan.ledger.storage import bytes_of_tensors
 from floorplan.timeline.blocks import Block, StepTimeline
-from floorplan.torch_doors import bytes_of_tensors, model_state, tensors_in
+from floorplan.torch_doors import model_state, tensors_in
 
 
 def step_timeline(step: Step, *, fake: bool | Fakes = True, name: str = "") -> StepTimeline:

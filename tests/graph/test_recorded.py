@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from traced_nets import Net, agree, conv
 
+from floorplan.graph import recorded
 from floorplan.graph.trace import trace
 
 X = torch.randn(2, 3, 8, 8)
@@ -76,3 +77,10 @@ def test_detection_ops_are_nodes() -> None:
         t = trace(model, [X, boxes])
         assert [n for n in t.gm.graph.nodes if getattr(n.target, "__name__", "") == name] and not t.opaque, name
         agree(model, t.gm, X, boxes)
+
+
+def test_names_are_rebound_and_put_back() -> None:
+    space = {"a": len, "b": 3, "c": len}
+    with recorded._rebound([space], {id(len): sum}):
+        assert space == {"a": sum, "b": 3, "c": sum}
+    assert space == {"a": len, "b": 3, "c": len}

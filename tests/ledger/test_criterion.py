@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from hard_nets import Lambda, block2, pair, same
 from kinds import ABOVE, FLOOR, Remember, images
-from symbols import C1, C2, H0, VALUES, W0, B, R, fakes, sized
+from symbols import C1, C2, H0, VALUES, W0, B, R, evaluate, fakes, sized
 from torch import Tensor, fx, nn
 
 import floorplan
 from floorplan.graph.fold import to_site
 from floorplan.layers.lossy import LossyActivation
 from floorplan.layers.pools import PackedMaxPool
-from floorplan.ledger.criterion import ABOVE_FLOOR, AT_FLOOR, UNPROVEN, Entry, Proof, evaluate, prove
+from floorplan.ledger.criterion import ABOVE_FLOOR, AT_FLOOR, UNPROVEN, Entry, Proof, prove
 from floorplan.ledger.recorder import Saved
 
 

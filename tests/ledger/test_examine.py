@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from small import Residual
+from symbols import evaluate
 from torch import Tensor, nn
 
 import floorplan
 from floorplan.graph.untouched import undisturbed
-from floorplan.ledger.criterion import evaluate
 
 
 class Scaled(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.graph.trace import trace
-from floorplan.ledger.inputs import infer_shape, make_inputs, smaller_inputs
+from floorplan.ledger.inputs import arguments, infer_shape, make_inputs, smaller_inputs
 
 
 def test_a_convolutional_net_takes_the_first_size() -> None:
@@ -70,3 +70,9 @@ def test_smaller_inputs_where_the_graph_takes_them() -> None:
     tied = trace(Lambda(lambda m, x: m.fc(m.c1(x).flatten(1)), c1=same(3, 2), fc=nn.Linear(18000, 2)), (x,)).gm
     assert smaller_inputs(tied, (x,))[0].shape == (2, 3, 100, 90)
     assert smaller_inputs(free, (x, 3)) == (x, 3)
+
+
+def test_arguments_of_a_forward() -> None:
+    a, b = torch.zeros(1), torch.zeros(2)
+    assert arguments(a) == (a,) and arguments({"a": a}) == ({"a": a},)
+    assert arguments([a, b]) == arguments((a, b)) == (a, b)

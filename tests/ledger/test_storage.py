@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from floorplan.ledger.storage import Life, StorageTracker, Timeline
+from floorplan.ledger.storage import Life, StorageTracker, Timeline, bytes_of_tensors
 from floorplan.torch_doors import model_state, storage_key, tensors_in
 
 
@@ -128,3 +128,9 @@ def test_the_number_of_steps_of_an_optimizer_is_no_matter_on_fakes() -> None:
     with StorageTracker() as tracker:
         tracker.enter("adam", "optimizer")
         assert real.item() == 3.0
+
+
+def test_bytes_count_a_tensor_once() -> None:
+    a, b = torch.zeros(3), torch.zeros(2, dtype=torch.float64)
+    assert bytes_of_tensors([a, b, a]) == 12 + 16 and bytes_of_tensors([]) == 0
+    assert bytes_of_tensors([a, a[:1]]) == 16  # a view is a tensor of its own

@@ -14,12 +14,13 @@ from floorplan.ledger.inputs import filled
 from floorplan.ledger.losses import loss_named, target_for
 from floorplan.ledger.run import Step
 from floorplan.ledger.step_figures import step_figures
+from floorplan.ledger.storage import bytes_of_tensors
 from floorplan.methods.catalogue import Options, Plan, recorded
 from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import DEFAULT_BATCH, Shapes, Source, subject_of
 from floorplan.passes.lossy_activations import approximate
 from floorplan.render import Cell, Report, Table, nbytes, versions
-from floorplan.torch_doors import bytes_of_tensors, model_state, tensors_in
+from floorplan.torch_doors import model_state, tensors_in
 
 
 @dataclass(frozen=True)
