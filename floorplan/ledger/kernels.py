@@ -8,7 +8,9 @@ from itertools import pairwise
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from floorplan import torch_doors as doors
 from floorplan.layers.activations import ACTIVATIONS
@@ -220,3 +222,29 @@ def upsamplings() -> tuple[str, ...]:
     """Names of torch's forward upsampling ops, antialiasing and exact ones too."""
     names = (n.removeprefix("aten::").split(".")[0] for n in doors.op_names() if n.startswith("aten::"))
     return tuple(sorted({n for n in names if "upsample_" in n and "backward" not in n}))
+
+
+def on_fakes(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose torch calls do to fakes what they do to real tensors."""
+
+    def run(*args: Any) -> Any:
+        with _Really():
+            return f(*args)
+
+    return run
+
+
+class _Really(TorchFunctionMode):
+    """one_hot compares fakes with a range; real tensors it fills one by one, and a CPU looks at their values first."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (_one_hot if func is F.one_hot else func)(*args, **(kwargs or {}))
+
+
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    if num_classes == -1:
+        num_classes = int(tensor.max().item()) + 1
+    elif tensor.device.type == "cpu" and tensor.numel():
+        torch.ops.aten.aminmax(tensor)
+    out = torch.zeros((*tensor.shape, num_classes), dtype=tensor.dtype, device=tensor.device)
+    return out.scatter_(-1, tensor.unsqueeze(-1), 1)

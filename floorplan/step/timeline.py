@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from floorplan.ledger import run as ledger
 from floorplan.ledger.fakes import concrete_fakes
-from floorplan.ledger.losses import Named
+from floorplan.ledger.kernels import on_fakes
+from floorplan.ledger.losses import Loss, Named
 from floorplan.ledger.storage import StorageTracker, bytes_of_tensors
 from floorplan.step.compile import Step
 from floorplan.step.guard import refuse_unsplit
@@ -32,7 +33,8 @@ def _seen(step: Step, model: nn.Module, inputs: Sequence[Any], target: Tensor, f
 
     def drive(model: nn.Module, given: tuple[Any, ...], tracker: StorageTracker) -> Any:
         refuse_unsplit(step, given[:n], given[-1])  # as the first call does
-        loss = step.loss.on(given[n:-1]) if isinstance(step.loss, Named) else step.loss
+        loss: Loss = step.loss.on(given[n:-1]) if isinstance(step.loss, Named) else step.loss
+        loss = on_fakes(loss) if fake and loss is step.loss else loss
         out = step.bound(model, tracker.enter, loss)(given[:n], given[-1])
         tracker.enter("", "optimizer")
         return out

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from floorplan.ledger.fakes import Sizes, symbolic_fakes
-from floorplan.ledger.kernels import quiet_fakes
+from floorplan.ledger.kernels import on_fakes, quiet_fakes
 from floorplan.ledger.run import Step, Watch, run
+from floorplan.torch_doors import FakeTensorMode
 
 
 class Net(nn.Module):
@@ -51,6 +52,17 @@ def test_a_fake_run_is_a_real_one(name: str) -> None:
     ]
     lives = [[(v.op, int(v.nbytes), v.born, v.died) for v in r.timeline.lives] for r in (fake, real)]
     assert lives[0] == lives[1]
+
+
+@pytest.mark.parametrize("classes", [5, 9])
+def test_one_hot_of_fakes_takes_what_that_of_numbers_takes(classes: int) -> None:
+    y = torch.arange(10).reshape(2, 5) % 5
+    want = F.one_hot(y, classes)
+    assert torch.equal(on_fakes(lambda t: F.one_hot(t, classes))(y), want)
+    assert torch.equal(on_fakes(F.one_hot)(y), F.one_hot(y)) and on_fakes(F.one_hot)(y[:0], 5).shape == (0, 5, 5)
+    with FakeTensorMode() as mode:
+        fake = on_fakes(F.one_hot)(mode.from_tensor(y), classes)
+    assert (fake.shape, fake.dtype) == (want.shape, want.dtype)
 
 
 @pytest.mark.parametrize("name", ["upsample", "in place", "pad"])
