@@ -15,7 +15,7 @@ from floorplan.graph.untouched import in_mode, mode_of
 from floorplan.layers.adapter import adapter_rank
 from floorplan.ledger.analyze import Analysis, analyze
 from floorplan.ledger.figures import Figures, measure
-from floorplan.ledger.inputs import make_inputs, reads_places, smaller_inputs
+from floorplan.ledger.inputs import make_inputs, of_one, reads_places, smaller_inputs
 from floorplan.ledger.report import CheckReport
 from floorplan.methods.catalogue import Options, Plan, recorded
 from floorplan.methods.catalogue import method as method_named
@@ -173,7 +173,7 @@ def save_verified(result: Rewritten, path: str | Path, *, force: bool = False, a
     target = ensure_writable(path, force)
     with whole(target) as draft:
         save(result.module, draft, force=True, allow=allow)
-        shapes = [shape[1:] for shape in result.report.after.inputs]
+        shapes = of_one(result.module.meta["floorplan"]["input"])
         inputs = smaller_inputs(result.module, make_inputs(result.module, shapes, 2))
         if reads_places(result.module):
             inputs = tuple(torch.zeros_like(t) for t in inputs)

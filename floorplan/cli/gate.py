@@ -3,7 +3,7 @@
 [[tool.floorplan.gate]]
 model = "my_pkg.nets:build"     # as on the command line
 rank = 2                        # optional: as `rewrite` would adapt it
-input = [3, 224, 224]           # optional
+input = [3, 224, 224]           # optional; {image = [3, 64, 64]} for a dict
 batch = 8                       # optional
 max_saved = 1_000_000           # optional: bytes kept, at most
 """
@@ -18,11 +18,11 @@ from floorplan.errors import FloorplanError
 from floorplan.ledger.criterion import AT_FLOOR
 from floorplan.ledger.report import CheckReport
 
-_KEYS = {str: "model sites weights mode", int: "rank batch max_saved", list: "input allow"}
+_KEYS = {str: "model sites weights mode", int: "rank batch max_saved", list: "input allow", bool: "keep_head"}
 KINDS = {key: kind for kind, keys in _KEYS.items() for key in keys.split()}
 OPTIONS = KINDS.keys() - {"model", "input", "max_saved"}  # of floorplan.check
 INNER = {"input": int, "allow": str}
-WORDS = {str: "a string", int: "a whole number", list: "a list"}
+WORDS = {str: "a string", int: "a whole number", list: "a list", bool: "true or false"}
 
 
 def entries_of(path: Path) -> list[dict[str, Any]]:
@@ -49,6 +49,9 @@ def _fault(entry: Any) -> str:
     if unknown := entry.keys() - KINDS.keys():
         return f"does not know {', '.join(sorted(unknown))}; it knows {', '.join(sorted(KINDS))}"
     for key, value in entry.items():
+        if key == "input" and isinstance(value, dict) and value:
+            if all(_fault({"model": "", key: shape}) == "" for shape in value.values()):
+                continue
         inner = value if KINDS[key] is list else []
         if type(value) is not KINDS[key] or any(type(v) is not INNER[key] for v in inner):
             return f"`{key}` must be {WORDS[KINDS[key]]}"
@@ -72,7 +75,7 @@ def run(path: Path, say: Callable[[str], None], really: bool = True) -> list[str
 
 
 def _check(e: dict[str, Any], really: bool) -> tuple[bool, str, CheckReport]:
-    shapes = [tuple(e["input"])] if "input" in e else None
+    shapes = [e["input"]] if "input" in e else None
     report = api.check(e["model"], shapes=shapes, run=really, **{k: v for k, v in e.items() if k in OPTIONS})
     saved, limit = report.predicted.saved, e.get("max_saved")
     said = f"{report.verdict} in {report.mode} mode"

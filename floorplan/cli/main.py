@@ -105,11 +105,13 @@ def merge(
     weights: opt.Weights = None,
     allow: opt.Allow = None,
     trust: opt.Trust = False,
+    keep_head: opt.KeepHead = False,
 ) -> None:
     """Merge the adapters of an adapted.pt into plain torch layers, verified before it is written."""
-    if into is None and (weights is not None or trust):
-        raise FloorplanError("merge: --weights and --trust belong to --into MODEL; name it")
-    source = None if into is None else Source(into, weights=weights, allow=allow or (), trust=trust)
+    if into is None and (weights is not None or trust or keep_head):
+        raise FloorplanError("merge: --weights, --keep-head and --trust belong to --into MODEL; name it")
+    how = {"weights": weights, "allow": allow or (), "trust": trust, "keep_head": keep_head}
+    source = None if into is None else Source(into, **how)  # type: ignore[arg-type]
     with busy(f"merging {adapted}"):
         line = merge_file(adapted, output, source, force, allow or ())
     print(line)

@@ -23,7 +23,10 @@ from floorplan.render import FORMS, Report
 Model = Annotated[
     str, typer.Argument(help="A .pt file of torch.save(model), pkg.mod:factory, file.py:factory, or an adapted.pt.")
 ]
-Input = Annotated[list[str] | None, typer.Option("--input", help="Shape of one sample, C,H,W; once for each input.")]
+Input = Annotated[
+    list[str] | None,
+    typer.Option("--input", help="Shape of one sample, C,H,W; one an input; NAME=C,H,W: in a dict."),
+]
 Methods = Annotated[str, typer.Option(help="Comma-separated: " + ", ".join(method_names()) + ".")]
 Sites = Annotated[str, typer.Option(help="auto, all, pointwise, or globs over conv names (comma-separated).")]
 Rank = Annotated[int | None, typer.Option(help="Judge the model as `rewrite` would adapt it at this rank.", min=1)]
@@ -156,19 +159,23 @@ def spelled_out(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def shapes_of(inputs: list[str] | None) -> list[tuple[int, ...]] | None:
-    """--input options as shapes without batch."""
-    if not inputs:
-        return None
-    try:
-        shapes = []
-        for text in inputs:
-            shapes.append(tuple(int(n) for n in text.replace("x", ",").split(",")))
-            if min(shapes[-1]) < 1:
-                raise FloorplanError(f"--input {text}: sizes must be positive")
-    except ValueError as e:
-        raise FloorplanError(f"--input {text}: not a shape; write it as 3,224,224") from e
-    return shapes
+def shapes_of(inputs: list[str] | None) -> list[Any] | None:
+    """--input options as shapes without batch; those with names are one dict, where the first of them stands."""
+    shapes, named = list[Any](), dict[str, tuple[int, ...]]()
+    for text in inputs or ():
+        name, _, sizes = text.rpartition("=")
+        try:
+            shape = tuple(int(n) for n in sizes.replace("x", ",").split(","))
+        except ValueError as e:
+            raise FloorplanError(f"--input {text}: not a shape; write it as 3,224,224") from e
+        if min(shape) < 1:
+            raise FloorplanError(f"--input {text}: sizes must be positive")
+        if name:
+            shapes += [] if named else [named]
+            named[name] = shape
+        else:
+            shapes.append(shape)
+    return shapes or None
 
 
 @contextmanager

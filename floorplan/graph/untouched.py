@@ -13,7 +13,18 @@ from torch import fx, nn
 from torch.nn.utils import parametrize
 
 from floorplan.errors import FloorplanError
-from floorplan.torch_doors import CONSTANT, STORES, buffers_of, children_of, parameters_of, transient_of
+from floorplan.torch_doors import (
+    CONSTANT,
+    STORES,
+    TorchDispatchMode,
+    buffers_of,
+    children_of,
+    parameters_of,
+    schema_of,
+    storage_key,
+    tensors_in,
+    transient_of,
+)
 
 _COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 _LOOKS = (getattr, operator.getitem, *_COMPARISONS, "size", "dim", "numel")
@@ -202,6 +213,42 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                     b.copy_(old)
             for p, g in grads:
                 p.grad = g
+
+
+class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps what an op is about to write over, of some tensors: a copy of every weight would be too much."""
+
+    def __init__(self, kept: list[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.by_storage: dict[int, list[torch.Tensor]] = {}
+        for t in kept:
+            self.by_storage.setdefault(storage_key(t), []).append(t)
+        self.old: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for i, a in enumerate(schema_of(func).arguments):
+            if a.alias_info is not None and a.alias_info.is_write:
+                for t in tensors_in(args[i] if i < len(args) else kwargs.get(a.name)):
+                    for p in self.by_storage.pop(storage_key(t), ()):
+                        self.old.append((p, p.detach().clone()))
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def unwritten(model: nn.Module) -> Iterator[None]:
+    """Parameters are as before afterwards, whatever a real forward writes into them or puts in their place."""
+    before = [(p, p.data) for p in model.parameters()]
+    writes = _Writes([data for _, data in before])
+    try:
+        with writes:
+            yield
+    finally:
+        for p, data in before:
+            if storage_key(p) != storage_key(data) or p.shape != data.shape:
+                p.data = data
+        for data, old in writes.old:
+            data.copy_(old)
 
 
 def _place_of(t: torch.Tensor) -> tuple[Any, ...]:

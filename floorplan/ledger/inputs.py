@@ -2,7 +2,7 @@
 
 import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,6 +14,7 @@ from floorplan.layers.targets import detection_ops
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.torch_doors import ConvNd, tensors_in, tree_map, wants_values
 
+Shape = Sequence[int] | Mapping[str, Sequence[int]]  # of an argument; of a dict's tensors
 POSITIONS: dict[int, tuple[tuple[int, ...], ...]] = {
     1: tuple((n,) for n in (128, 60, 64, 100, 200, 256, 300, 500, 512, 1000, 1024, 4096, 16000)),
     2: tuple((n, n) for n in (224, 32, 28, 64, 96, 128, 256, 299, 227, 240, 320, 384, 512)),
@@ -21,12 +22,33 @@ POSITIONS: dict[int, tuple[tuple[int, ...], ...]] = {
 }
 
 
-def make_inputs(model: nn.Module, shapes: Sequence[Sequence[int]], batch: int) -> tuple[Tensor, ...]:
+def make_inputs(model: nn.Module, shapes: Sequence[Shape], batch: int) -> tuple[Any, ...]:
     """Random inputs of (batch, *shape) each, in the model's dtype and on its device."""
     like = next((t for t in [*model.parameters(), *model.buffers()] if t.is_floating_point()), None)
     dtype, device = (torch.get_default_dtype(), torch.device("cpu")) if like is None else (like.dtype, like.device)
     g = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(batch, *s, generator=g, dtype=torch.float32).to(device, dtype) for s in shapes)
+
+    def of(s: Shape) -> Any:
+        if isinstance(s, Mapping):
+            return {k: of(v) for k, v in s.items()}
+        return torch.randn(batch, *s, generator=g, dtype=torch.float32).to(device, dtype)
+
+    return tuple(of(s) for s in shapes)
+
+
+def shapes_of(inputs: Sequence[Any]) -> list[Any]:
+    """Shapes of tensors, and of dicts of them, as JSON; other arguments have none."""
+    some = [v for v in inputs if isinstance(v, Tensor) or (isinstance(v, dict) and all(map(_is_tensor, v.values())))]
+    return [{k: list(t.shape) for k, t in v.items()} if isinstance(v, dict) else list(v.shape) for v in some]
+
+
+def of_one(shapes: Sequence[Any]) -> list[Shape]:
+    """The same of one sample."""
+    return [{k: tuple(n[1:]) for k, n in s.items()} if isinstance(s, Mapping) else tuple(s[1:]) for s in shapes]
+
+
+def _is_tensor(v: Any) -> bool:
+    return isinstance(v, Tensor)
 
 
 def infer_shape(model: nn.Module) -> tuple[tuple[int, ...], str]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from floorplan.errors import ReadsValues, TraceError, fault_of_sizes
-from floorplan.graph.untouched import undisturbed
+from floorplan.graph.untouched import undisturbed, unwritten
 from floorplan.layers.replay import Replay, capturing, replayed
 from floorplan.ledger.fakes import Fakes, concrete_fakes
 from floorplan.ledger.kernels import quiet_fakes, symbolic_kernels
@@ -88,7 +88,7 @@ def run(step: Step, watch: Watch | None = None, fake: bool | Fakes = True) -> Ru
     """
     watch = watch or Watch()
     if fake is False:
-        with undisturbed(step.model):
+        with undisturbed(step.model), unwritten(step.model):
             return _once(step, watch, step.model, step.given)
     fakes = fake if isinstance(fake, Fakes) else concrete_fakes(step.model, step.given)
     symbolic = symbolic_kernels() if fakes.env is not None else nullcontext()

@@ -16,6 +16,7 @@ from torch import Tensor
 from floorplan import passes
 from floorplan.errors import FloorplanError, describe
 from floorplan.graph.driver import Pass
+from floorplan.ledger.inputs import shapes_of
 from floorplan.passes import canonicalize, pack_gates
 from floorplan.passes.insert_adapter import lora
 from floorplan.passes.insert_branch import branch
@@ -61,9 +62,8 @@ def plans_of(methods: Iterable[str], ranks: Sequence[int], options: Options) -> 
 
 def recorded(plan: Plan, inputs: Sequence[Any]) -> dict[str, Any]:
     """What an adapted model says about itself; `plain` inputs are float tensors and nothing else."""
-    shapes = [list(t.shape) for t in inputs if isinstance(t, Tensor)]
     plain = all(isinstance(t, Tensor) and t.is_floating_point() for t in inputs)
-    return {**plan.as_dict(), "input": shapes, "plain": plain}
+    return {**plan.as_dict(), "input": shapes_of(inputs), "plain": plain}
 
 
 _Passes = Callable[[Options], tuple[Pass, ...]]

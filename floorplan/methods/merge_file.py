@@ -21,7 +21,7 @@ from floorplan.files import ensure_writable, whole
 from floorplan.layers.adapter import adapters
 from floorplan.layers.fused import FusedConv
 from floorplan.layers.layer import Layer
-from floorplan.ledger.inputs import smaller_inputs
+from floorplan.ledger.inputs import shapes_of, smaller_inputs
 from floorplan.methods.merge import difference, merge_verified, refuse_unmergeable
 from floorplan.methods.merge_branch import branch_pairs
 from floorplan.methods.plain import delta_of
@@ -138,7 +138,7 @@ def merge_file(
 def _write_graph(gm: fx.GraphModule, inputs: Sequence[Any], draft: Path) -> str:
     merged = merge_verified(gm, inputs)
     plain = merged.module.eval()
-    plain.meta["floorplan"].setdefault("input", [list(t.shape) for t in inputs])
+    plain.meta["floorplan"].setdefault("input", shapes_of(inputs))
     save_artifact(plain, draft, plain.meta["floorplan"], force=True)
     same_outputs(plain, read_adapted(draft, packages_of(plain)), inputs, str(draft))
     exact = "" if merged.exact is None else f"{merged.exact:.1e} in float64, "

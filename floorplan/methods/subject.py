@@ -1,5 +1,6 @@
 """What a user named, loaded, with inputs to run it on."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError, LoadError, ReadsValues, first_line
-from floorplan.ledger.inputs import arguments, infer_shape, make_inputs
+from floorplan.ledger.inputs import Shape, arguments, infer_shape, make_inputs, of_one
 from floorplan.ledger.run import Step, run
 from floorplan.store.artifact import load_artifact
 from floorplan.store.load import Loaded, load_model
 from floorplan.torch_doors import tree_iter
 
-Shapes = Sequence[Sequence[int]]
+Shapes = Sequence[Shape]
 
 
 def read_adapted(path: str | Path, allow: Sequence[str] = ()) -> fx.GraphModule:
@@ -73,7 +74,7 @@ def subject_of(source: Source) -> Subject:
     """Load what a user named, and find inputs for it."""
     notes: list[str] = []
     model, shapes = source.model, source.shapes
-    sizes = [1 if source.batch is None else source.batch, *(n for d in shapes or () for n in d)]
+    sizes = [1 if source.batch is None else source.batch, *(n for n in tree_iter(list(shapes or ())))]
     if min(sizes) < 1:
         raise FloorplanError(f"input: {min(sizes)} is no size; batch and shapes are positive")
     if isinstance(model, str | Path):
@@ -96,8 +97,8 @@ def subject_of(source: Source) -> Subject:
             raise FloorplanError(f"inputs: a {type(bad).__name__} among them; give tensors, or containers of tensors")
         return Subject(model, name, args, tuple(notes))
     if shapes is None and (recorded := getattr(model, "meta", {}).get("floorplan", {}).get("input")):
-        shapes = [tuple(s[1:]) for s in recorded]
-        notes.append(f"input {[list(s) for s in shapes]} as recorded when it was adapted; --input sets it")
+        shapes = of_one(recorded)
+        notes.append(f"input {json.dumps(shapes)} as recorded when it was adapted; --input sets it")
     if shapes is None:
         shape, how = infer_shape(model)
         shapes = [shape]

@@ -23,7 +23,7 @@ from floorplan.layers.adapter import adapters
 from floorplan.layers.bits import as_layout
 from floorplan.layers.fused import FusedConv
 from floorplan.layers.promises import Forgetful, Keep, Promise
-from floorplan.ledger.inputs import arguments, make_inputs
+from floorplan.ledger.inputs import arguments, make_inputs, of_one
 from floorplan.ledger.losses import Loss, Named, as_loss
 from floorplan.ledger.recorder import op_name
 from floorplan.step.guard import Compiled, ready, refuse_unsplit, trainable_names
@@ -177,7 +177,7 @@ def example_inputs(model: fx.GraphModule) -> tuple[Any, ...]:
     recorded = model.meta.get("floorplan", {}).get("input")
     if not recorded:
         raise FloorplanError("compile_step: no input size is recorded with the model; give inputs=")
-    return make_inputs(model, [tuple(s[1:]) for s in recorded], 2)
+    return make_inputs(model, of_one(recorded), 2)
 
 
 def layout_for(values: Mapping[str, Any], asked: str, model: fx.GraphModule) -> int:

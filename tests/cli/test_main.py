@@ -6,11 +6,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from command import HERE, RESIDUAL, SIZE, SMOOTH, run
 from small import Residual
+from torch import Tensor, nn
 
 import floorplan
 
@@ -168,3 +170,61 @@ def test_a_budget_that_is_met_is_written_and_one_that_is_not_is_told(
     assert run(capsys, *command)[0] == 2  # it is there
     code, _, err = run(capsys, *command, "--force", "--budget", "many")
     assert code == 2 and len(err.splitlines()) == 1 and "many" in err
+
+
+class Head(nn.Module):
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.c, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(torch.relu(self.c(x)).mean((2, 3)))
+
+
+class TakesDict(nn.Module):
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__()
+        self.c, self.d, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(9, 8, 1), nn.Linear(8, classes)
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        y = torch.relu(self.c(batch["image"]))
+        y = torch.relu(self.d(torch.cat([y, batch["mask"][:, :, 1:-1, 1:-1]], 1)))
+        return {"logits": self.head(y.mean((2, 3)))}
+
+
+def test_a_dict_of_inputs_goes_through_every_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model, sizes = f"{__name__}:TakesDict", ["--input", "image=3,16,16", "--input", "mask=1,16,16"]
+    adapted = str(tmp_path / "a.pt")
+    assert run(capsys, "check", model, *sizes, "--rank", "2")[0] == 0
+    assert run(capsys, "rewrite", model, *sizes, "-o", adapted)[0] == 0
+    code, out, _ = run(capsys, "check", adapted)  # which knows its inputs
+    assert code == 0 and 'input [{"image": [3, 16, 16], "mask": [1, 16, 16]}] as recorded' in out
+    assert run(capsys, "plan", adapted, "--budget", "4MB", "--batch", "4")[0] == 0
+    assert run(capsys, "merge", adapted, "-o", str(tmp_path / "m.pt"))[0] == 0
+    config = tmp_path / "pyproject.toml"
+    entry = f'[[tool.floorplan.gate]]\nmodel = "{model}"\nrank = 2\ninput = '
+    config.write_text(entry + "{image = [3, 16, 16], mask = [1, 16, 16]}\n")
+    assert run(capsys, "gate", str(config))[0] == 0
+    config.write_text(entry + '{image = [3, 16, 16], mask = "1"}\n')
+    code, _, err = run(capsys, "gate", str(config))
+    assert code == 2 and "`input` must be a list" in err
+
+
+def test_a_head_of_its_own_is_kept_by_every_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    weights, adapted = str(tmp_path / "w.pt"), str(tmp_path / "a.pt")
+    torch.save(Head(7).state_dict(), weights)
+    given = [f"{__name__}:Head", "--input", "3,16,16", "--weights", weights]
+    code, _, err = run(capsys, "check", *given)
+    assert code == 2 and "--keep-head keeps the model's own" in err
+    given.append("--keep-head")
+    assert run(capsys, "rewrite", *given, "-o", adapted)[0] == 0
+    into = ["merge", adapted, "-o", str(tmp_path / "m.pt"), "--into", given[0], "--weights", weights]
+    assert run(capsys, *into)[0] == 2 and run(capsys, *into, "--keep-head")[0] == 0
+    assert run(capsys, "merge", adapted, "-o", str(tmp_path / "n.pt"), "--keep-head")[0] == 2
+    config = tmp_path / "pyproject.toml"
+    entry = f'[[tool.floorplan.gate]]\nmodel = "{given[0]}"\nrank = 2\ninput = [3, 16, 16]\nweights = "{weights}"\n'
+    config.write_text(entry + "keep_head = true\n")
+    assert run(capsys, "gate", str(config))[0] == 0
+    config.write_text(entry)
+    assert run(capsys, "gate", str(config))[0] == 1

@@ -15,6 +15,7 @@ from floorplan.methods.subject import Source
 def test_words_numbers_and_shapes() -> None:
     assert names(" a, b ,,c ") == ["a", "b", "c"] and numbers("--ranks", "1, 2") == [1, 2]
     assert shapes_of(["3,16,8", "4x2"]) == [(3, 16, 8), (4, 2)] and shapes_of(None) is shapes_of([]) is None
+    assert shapes_of(["a=3,4", "5", "b=6"]) == [{"a": (3, 4), "b": (6,)}, (5,)]
     assert [dtype_of(n) for n in (None, "bf16", "float16")] == [None, torch.bfloat16, torch.float16]
 
 
@@ -23,6 +24,7 @@ def test_words_numbers_and_shapes() -> None:
     [
         (lambda: numbers("--ranks", "1,x"), "--ranks 1,x: write whole numbers, comma-separated"),
         (lambda: shapes_of(["3,4", "3,a"]), "--input 3,a: not a shape; write it as 3,224,224"),
+        (lambda: shapes_of(["a=3,x"]), "--input a=3,x: not a shape; write it as 3,224,224"),
         (lambda: shapes_of(["3,4", "3,0"]), "--input 3,0: sizes must be positive"),
         (lambda: dtype_of("int8"), "--autocast int8: not known; use bf16 or fp16"),
     ],

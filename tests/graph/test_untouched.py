@@ -66,3 +66,28 @@ def test_a_cache_that_was_filled_before_is_emptied_only_of_traces() -> None:
     with no_memory(Forgetful()):
         ramp(3)
     assert ramp.cache_info().currsize == 0
+
+
+class Constrained(nn.Module):
+    """Renews its weights whenever it runs, as spectral and maximum norms by hand do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+        self.c.weight = nn.Parameter(self.b.weight.data[:])  # lies in the same memory
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.a.weight.clamp_(-0.01, 0.01)
+            torch.mul(self.b.weight, 0.5, out=self.b.weight)
+            self.a.bias.data = torch.ones(4)  # type: ignore[union-attr]
+        return self.c(self.b(torch.relu(self.a(x))))  # type: ignore[no-any-return]
+
+
+def test_parameters_that_a_forward_writes_are_put_back() -> None:
+    model, x = Constrained(), torch.randn(2, 3, 5, 5)
+    before = {k: (v.data_ptr(), v.clone()) for k, v in model.state_dict().items()}
+    for call in (lambda: floorplan.check(model, x), lambda: floorplan.measure(model, x)):
+        call()
+        now = model.state_dict()
+        assert all(now[k].data_ptr() == at and torch.equal(now[k], v) for k, (at, v) in before.items())

@@ -1,7 +1,9 @@
 """Random nets whose samples touch, or do not: for steps in parts, which are exact or refused."""
 
 import random
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +13,10 @@ from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.ledger.losses import Shared, as_loss
-from floorplan.step.compile import Schedule, compile_step
+from floorplan.step.compile import Schedule, Step, compile_step
 from floorplan.step.studied import crossings, ordered
+from floorplan.step.timeline import predict
+from floorplan.torch_doors import TorchDispatchMode, storage_key, tensors_in
 
 Change = Callable[[Any, Tensor], Tensor]  # (the net, a map (B, C, H, W)) -> a map of that shape
 
@@ -106,11 +110,55 @@ def schedule(gm: Any, choose: random.Random, batch: int) -> Schedule:
     return Schedule(micro, ((choose.choice(cuts), choose.choice([1, 2])),), choose.choice([0, 1, 3]))
 
 
-def tried(seed: int, losses: Callable[[tuple[int, ...]], list[Any]]) -> tuple[str, float, bool, str]:
-    """One net, loss and schedule: (what became of it, error, whether samples touch, words).
+class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Most bytes of storages that ops made and that live: a count of its own, by weak references alone."""
 
-    exact: gradients and loss of the whole batch, relative error ≤ 1e-10; refused: in one line; else wrong.
+    def __init__(self, apart: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = {storage_key(t) for t in apart}
+        self.live = self.peak = 0
+
+    def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = f(*args, **(kwargs or {}))
+        for t in tensors_in(out):
+            s, key = t.untyped_storage(), storage_key(t)
+            if key not in self.seen and s.nbytes():
+                self.seen.add(key)
+                self.live += s.nbytes()
+                weakref.finalize(s, self._gone, key, s.nbytes())
+        self.peak = max(self.peak, self.live)
+        return out
+
+    def _gone(self, key: int, n: int) -> None:
+        self.seen.discard(key)
+        self.live -= n
+
+
+def counted(step: Step, x: Tensor, y: Tensor) -> tuple[int, Tensor]:
+    """The peak of one call, and its loss."""
+    model = step.module
+    with Peak([*model.parameters(), *model.buffers(), x, y]) as watch:
+        value = step(x, y)
+    return watch.peak, value
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One net, loss and schedule.
+
+    kind: exact, with a relative error of loss and gradients ≤ 1e-10; refused, in one line; else wrong.
     """
+
+    kind: str
+    touch: bool  # whether samples touch
+    words: str
+    error: float = 0.0
+    predicted: int = 0  # peak of a call, bytes
+    allocated: int = 0  # the same, counted
+
+
+def tried(seed: int, losses: Callable[[tuple[int, ...]], list[Any]]) -> Tried:
+    """A net, a loss and a schedule by chance, against autograd on the whole batch."""
     choose = random.Random(seed)
     net, touch = drawn(choose)
     batch = choose.choice([4, 5, 7])
@@ -127,13 +175,15 @@ def tried(seed: int, losses: Callable[[tuple[int, ...]], list[Any]]) -> tuple[st
     trained = [p for p in gm.parameters() if p.requires_grad]
     want = torch.autograd.grad(value, trained, allow_unused=True)
     try:
-        got = compile_step(gm, loss, x, plan=plan)(x, y)
+        step = compile_step(gm, loss, x, plan=plan)
+        said = predict(step, (x,), y).peak
+        took, got = counted(step, x, y)
     except FloorplanError as e:
         assert "\n" not in str(e)
-        return "refused", 0.0, touch, str(e)
+        return Tried("refused", touch, str(e))
     top = max((float(g.abs().max()) for g in want if g is not None), default=0.0) or 1.0
     error = abs(float(got - value)) / max(abs(float(value)), 1e-12)
     for p, g in zip(trained, want, strict=True):
         have = torch.zeros_like(p) if p.grad is None else p.grad
         error = max(error, float((have - (0 if g is None else g)).abs().max()) / top)
-    return ("exact" if error <= 1e-10 else "wrong"), error, touch, what
+    return Tried("exact" if error <= 1e-10 else "wrong", touch, what, error, said, took)

@@ -1,23 +1,21 @@
 """Steps in parts are exact or refused: losses that see a whole batch, draws, bytes counted apart; random nets with and
 without coupling."""
 
-import weakref
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from losses import contrastive, each, named, others
-from mixing import tried
+from mixing import counted, tried
 from small import Residual
 from steps import by_autograd, gradients, graph_of, worst
 from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.ledger.losses import Shared, as_loss
-from floorplan.step.compile import Schedule, Step, compile_step
+from floorplan.step.compile import Schedule, compile_step
 from floorplan.step.timeline import measure, predict
-from floorplan.torch_doors import TorchDispatchMode, storage_key, tensors_in
 
 X = torch.randn(7, 3, 8, 8, dtype=torch.float64)
 PLANS = (Schedule(micro_batch=2), Schedule(stages=(("pool", 3),), last=2), Schedule(4, (("pool", 2),), 3))
@@ -118,37 +116,6 @@ def test_what_fails_leaves_no_part_of_a_gradient(gm: fx.GraphModule) -> None:
     assert not gradients(gm)
 
 
-class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Most bytes of storages that ops made and that live: a count of its own, by weak references alone."""
-
-    def __init__(self, apart: list[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = {storage_key(t) for t in apart}
-        self.live = self.peak = 0
-
-    def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = f(*args, **(kwargs or {}))
-        for t in tensors_in(out):
-            s, key = t.untyped_storage(), storage_key(t)
-            if key not in self.seen and s.nbytes():
-                self.seen.add(key)
-                self.live += s.nbytes()
-                weakref.finalize(s, self._gone, key, s.nbytes())
-        self.peak = max(self.peak, self.live)
-        return out
-
-    def _gone(self, key: int, n: int) -> None:
-        self.seen.discard(key)
-        self.live -= n
-
-
-def counted(step: Step, x: Tensor, y: Tensor) -> int:
-    model = step.module
-    with Peak([*model.parameters(), *model.buffers(), x, y]) as watch:
-        step(x, y)
-    return watch.peak
-
-
 @pytest.mark.parametrize("plan", [Schedule(), PLANS[0], PLANS[2]])
 def test_a_call_allocates_what_was_predicted(plan: Schedule) -> None:
     x = X.float()
@@ -161,15 +128,16 @@ def test_a_call_allocates_what_was_predicted(plan: Schedule) -> None:
     for loss, reduction in (("cross_entropy", None), (each, None), (contrastive, None), (squared, "mean")):
         step = compile_step(gm, loss, x, plan=plan, reduction=reduction)  # type: ignore[arg-type]
         said = predict(step, (x,), y).peak
-        first = counted(step, x, y)
+        first = counted(step, x, y)[0]
         gradients(gm)
-        assert said == first >= counted(step, x, y)
+        assert said == first >= counted(step, x, y)[0]
         gradients(gm)
 
 
 @pytest.mark.parametrize("shard", range(3))
 def test_random_nets_are_exact_or_refused(shard: int) -> None:
     found = [tried(seed, lambda s: [*named(s), *others(s)]) for seed in range(shard * 8, shard * 8 + 8)]
-    assert not [f for f in found if f[0] == "wrong"]
-    assert not [f for f in found if f[0] == "refused" and not f[2]], "samples apart are taken"
-    assert not [f for f in found if f[0] == "exact" and f[2]], "samples that touch are refused"
+    assert not [f for f in found if f.kind == "wrong"]
+    assert not [f for f in found if f.kind == "refused" and not f.touch], "samples apart are taken"
+    assert not [f for f in found if f.kind == "exact" and f.touch], "samples that touch are refused"
+    assert not [f for f in found if f.predicted != f.allocated], "a call allocates what was predicted"
