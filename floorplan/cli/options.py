@@ -24,8 +24,7 @@ Model = Annotated[
     str, typer.Argument(help="A .pt file of torch.save(model), pkg.mod:factory, file.py:factory, or an adapted.pt.")
 ]
 Input = Annotated[
-    list[str] | None,
-    typer.Option("--input", help="Shape of one sample, C,H,W; one an input; NAME=C,H,W: in a dict."),
+    list[str] | None, typer.Option("--input", help="Shape of one sample, C,H,W; one an input; NAME=C,H,W: in a dict.")
 ]
 Methods = Annotated[str, typer.Option(help="Comma-separated: " + ", ".join(method_names()) + ".")]
 Sites = Annotated[str, typer.Option(help="auto, all, pointwise, or globs over conv names (comma-separated).")]

@@ -222,3 +222,21 @@ def test_batch_statistics_are_not_split() -> None:
 def test_on_cuda() -> None:
     x = torch.randn(4, 3, 8, 8, dtype=torch.float64, device="cuda")
     check(graph_of(Residual().double().cuda(), x).eval(), (x,), Schedule(micro_batch=3))
+
+
+@pytest.mark.parametrize("name", ["bias", "weight", "P", "scale"])
+@pytest.mark.parametrize("plan", [Schedule(), Schedule(micro_batch=2), Schedule(stages=(("pool", 1),), last=2)])
+def test_what_its_owner_lets_train_gets_its_gradient(name: str, plan: Schedule) -> None:
+    x = torch.randn(5, 3, 8, 8, dtype=torch.float64)
+    gm, y = graph_of(Residual().double(), x).eval(), torch.arange(5) % 5
+    randomize_adapters(gm)
+    sites = [m for m in gm.modules() if isinstance(m, FusedConv) and m.rank]
+    for s in sites:
+        for k, t in (("scale", torch.rand(s.out_channels, dtype=torch.float64) + 0.5), ("bias", s.bias)):
+            t = torch.zeros(s.out_channels, dtype=torch.float64) if t is None else t.detach()
+            setattr(s, k, nn.Parameter(t, requires_grad=False))
+        getattr(s, name).requires_grad_(True)
+    value, want = by_autograd(gm, (x,), y, cross_entropy)
+    assert sum(n.endswith(f".{name}") for n in want) == len(sites) > 0
+    assert float(compile_step(gm, "cross_entropy", x, plan=plan)(x, y) - value) == pytest.approx(0, abs=1e-12)
+    assert worst(gradients(gm), want) <= 1e-12
