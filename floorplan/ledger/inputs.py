@@ -12,7 +12,7 @@ from floorplan.errors import FloorplanError, describe, fault_of_sizes
 from floorplan.layers.layer import Adapter
 from floorplan.layers.targets import detection_ops
 from floorplan.ledger.fakes import concrete_fakes
-from floorplan.torch_doors import ConvNd, tensors_in, tree_map, wants_values
+from floorplan.torch_doors import ConvNd, map_tensors, tensors_in, wants_values
 
 Shape = Sequence[int] | Mapping[str, Sequence[int]]  # of an argument; of a dict's tensors
 POSITIONS: dict[int, tuple[tuple[int, ...], ...]] = {
@@ -143,19 +143,23 @@ def filled(inputs: Sequence[Any], batch: int) -> tuple[Any, ...]:
     """Inputs like these with another batch size: seeded random numbers, labels repeated."""
     g = torch.Generator().manual_seed(0)
 
-    def of(t: Any) -> Any:
-        if not isinstance(t, Tensor) or not t.dim():
+    def of(t: Tensor) -> Tensor:
+        if not t.dim():
             return t
         if not t.is_floating_point():
             return t[:1].expand(batch, *t.shape[1:]).clone()
         return torch.randn(batch, *t.shape[1:], generator=g).to(t)
 
-    return tuple(tree_map(of, tuple(inputs)))
+    return tuple(map_tensors(of, tuple(inputs)))
 
 
-def resized(t: Any, batch: int) -> Any:
-    """A tensor like t of another batch, in t's memory order, its values unset; anything else as it is."""
-    if not isinstance(t, Tensor) or not t.dim():
+def resized(given: Any, batch: int) -> Any:
+    """Tensors like those given of another batch, in their memory order, values unset; anything else as it is."""
+    return map_tensors(lambda t: _resized(t, batch), given)
+
+
+def _resized(t: Tensor, batch: int) -> Tensor:
+    if not t.dim():
         return t
     strides = t.stride()
     order = sorted(range(t.dim()), key=lambda d: (-strides[d], d))

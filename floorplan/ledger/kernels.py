@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from floorplan import torch_doors as doors
 from floorplan.layers.activations import ACTIVATIONS
+from floorplan.layers.bits import format_of, layout_of
 from floorplan.ledger.recurrent import LAYER, LAYER_BACKWARD, two_bias_gradients, with_workspace
 from floorplan.ledger.sizes import concatenated, made, made_like, viewed, with_names
 from floorplan.torch_doors import FakeTensor, tree_iter
@@ -110,7 +111,23 @@ def _in_order(args: Sequence[Any], out: Tensor) -> Tensor:
     )
 
 
+def _as_the_map(args: Sequence[Any], out: Any) -> Any:
+    """Gradients of a BatchNorm and of padding lie as the map that went in, on a CPU; their fakes do not."""
+    x = args[1]
+    g, *more = out if isinstance(out, tuple) else (out,)
+    if g is None or x.device.type != "cpu" or _is_symbolic(x):
+        return out
+    g = torch.empty_like(g, memory_format=format_of(x, layout_of(x)))
+    return (g, *more) if isinstance(out, tuple) else g
+
+
+def _as_a_sum(args: Sequence[Any], out: Tensor) -> Tensor:
+    """A gradient that torch's Python kernel makes by a choice lies as the op's two maps do when they are added."""
+    return out if _is_symbolic(out) else torch.empty_like(_aten.add.Tensor(*args[:2]))
+
+
 _aten = torch.ops.aten
+_PADS = ("reflection", "replication")
 _CORRECTIONS: dict[Any, Callable[[Sequence[Any], Any], Any]] = {
     LAYER: with_workspace,
     LAYER_BACKWARD: two_bias_gradients,
@@ -121,8 +138,13 @@ _CORRECTIONS: dict[Any, Callable[[Sequence[Any], Any], Any]] = {
     _aten.mse_loss_backward.default: _in_order,
     _aten.smooth_l1_loss_backward.default: _in_order,
     _aten.huber_loss_backward.default: _in_order,
+    _aten._log_softmax_backward_data.default: _in_order,
     _aten.binary_cross_entropy.default: _roomy_loss(3),
     _aten.native_batch_norm.default: _full_statistics,
+    _aten.native_batch_norm_backward.default: _as_the_map,
+    **{getattr(_aten, f"{kind}_pad{n}d_backward").default: _as_the_map for kind in _PADS for n in (1, 2, 3)},
+    _aten.hardtanh_backward.default: _as_a_sum,
+    _aten.hardsigmoid_backward.default: _as_a_sum,
     **dict.fromkeys(doors.BATCH_NORMS, _full_statistics),
 }
 
@@ -209,7 +231,7 @@ def _really(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     out = _shortcut(func, args) if out is None and not kwargs else out
     out = func(*args, **kwargs) if out is None else out
     if (fix := _CORRECTIONS.get(func)) is not None and any(isinstance(t, FakeTensor) for t in tree_iter(out)):
-        return fix(args, out)
+        out = fix(args, out)
     arguments = doors.schema_of(func).arguments
     if not arguments or arguments[-1].name != "output_mask" or len(args) < len(arguments):
         return out

@@ -17,6 +17,9 @@ from steps import by_autograd, check, gradients, graph_of, weighted, weights_for
 from torch import Tensor, fx, nn
 
 from floorplan.errors import FloorplanError
+from floorplan.layers.fused import FusedConv
+from floorplan.ledger.losses import cross_entropy
+from floorplan.methods.verify import randomize_adapters
 from floorplan.step.compile import Schedule, compile_step
 from floorplan.step.studied import crossings, ordered
 from floorplan.step.timeline import measure, predict
