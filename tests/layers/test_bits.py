@@ -251,3 +251,10 @@ def test_another_device_takes_the_path_of_shifts(layout: int) -> None:
     back = unpack_fields._init_fn(fields, 9, 1)
     assert [tuple(t.shape) for t in (packed, gx, fields, back)] == [(15,), (2, 3, 4, 5), (2,), (9,)]
     assert {t.device.type for t in (packed, gx, fields, back)} == {"meta"} and layout_of(gx) == layout
+
+
+def test_memory_like_a_map() -> None:
+    like = torch.randn(2, 3, 4, 5)
+    for map_, layout, want in ((like, None, 0), (like, 1, 1), (laid_out(like, 1), None, 1), (laid_out(like, 1), 0, 0)):
+        made = bits.empty_like_map(map_, (2, 6, 4, 5), layout)
+        assert layout_of(made) == want and made.shape == (2, 6, 4, 5) and made.dtype == like.dtype

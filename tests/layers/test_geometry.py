@@ -204,3 +204,8 @@ def test_conv1x1_by_a_matrix(groups: int) -> None:
     want = torch.nn.functional.conv2d(x, w[:, :, None, None], groups=groups)
     torch.testing.assert_close(conv1x1(x, w, groups), want)
     torch.testing.assert_close(conv1x1(x, w[:, :, None, None], groups), want)
+
+
+def test_a_geometry_is_data_and_back() -> None:
+    geo = geometry_of(nn.Conv2d(3, 4, 3, padding=(1, 2)))
+    assert geo.config()["padding"] == [[1, 1], [2, 2]] and Geometry.of(geo.config()) == geo

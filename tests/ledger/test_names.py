@@ -89,6 +89,10 @@ def test_formulas() -> None:
     assert n.formula(4 * B * half + 4 * B, [B, half], 4) == "4*B*(H1 + 1)"
     assert n.formula(4 * B + 4, [B + 1], 4) == "4*(B + 1)"
     assert n.formula(sympy.Integer(4), [], 4) == "4"
+    for times, text in ((1, "C1 + 2*C2"), (2, "2*(C1 + 2*C2)"), (4, "4*(C1 + 2*C2)")):
+        assert n.formula(times * (C1 + 2 * C2), [C1 + 2 * C2], times) == text
+    assert n.formula(8 * C1 + 4 * C2, [2 * C1 + C2], 4) == "4*(2*C1 + C2)"
+    assert n.formula(4 * C1 + 4 * half, [C1 + half], 4) == "4*(C1 + H1)"
 
 
 def test_sizes_in_our_symbols() -> None:
@@ -153,3 +157,10 @@ def test_formulas_keep_the_order_of_a_shape_and_name_the_longest_position_first(
     bytes_of_bits = FloorDiv(B * (FloorDiv(H0 + 1, 2) + 1) + 7, 8)
     assert n.formula(bytes_of_bits, [bytes_of_bits], 1) == "ceil(B*H2/8)"
     assert all(a.is_positive and a.is_integer for a in n.aliases.values())
+
+
+def test_an_equation_of_widths_is_told_and_guards_on_maps_are_counted() -> None:
+    n = Namer(fakes({}, [sympy.Ge(C1 * H0, 2), sympy.Ne(C1 * W0, 1), sympy.Ge(B * C1, 3)]))
+    assert n.assumptions() == (
+        "B*C1 >= 3", "positions stay on this side of 2 size guards (maps larger than one element)",
+    )  # fmt: skip

@@ -134,3 +134,25 @@ def test_bytes_count_a_tensor_once() -> None:
     a, b = torch.zeros(3), torch.zeros(2, dtype=torch.float64)
     assert bytes_of_tensors([a, b, a]) == 12 + 16 and bytes_of_tensors([]) == 0
     assert bytes_of_tensors([a, a[:1]]) == 16  # a view is a tensor of its own
+
+
+def test_a_node_stays_where_autograd_made_a_node_outside_of_the_graph() -> None:
+    x = torch.ones(4, requires_grad=True)
+    before = x.exp()  # nobody's
+    with StorageTracker([x, before]) as tracker:
+        number = before.grad_fn._sequence_nr()  # type: ignore[union-attr]
+        tracker.enter("a")
+        loss = before.square().sum()
+        assert tracker.maker_of(number) is None and StorageTracker().maker_of(0) is None
+        tracker.enter("end", "backward")
+        loss.backward()
+    assert {v.node for v in tracker.timeline.lives if v.direction == "backward"} <= {"a", "end"}
+
+
+def test_the_device_of_a_fake_is_its_own() -> None:
+    with FakeTensorMode() as mode, StorageTracker():
+        fake = mode.from_tensor(torch.ones(3))
+        assert torch.ops.prim.device.default(fake) == torch.device("cpu")
+        with pytest.raises(Exception, match="device|argument|expected"):
+            torch.ops.prim.device.default()
+    assert torch.ops.prim.device.default(torch.ones(3)) == torch.device("cpu")
