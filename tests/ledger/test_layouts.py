@@ -102,5 +102,8 @@ def test_layouts_of_losses(name: str, mapped: bool, aimed: bool) -> None:
     more = (y.square(),) if name == "gaussian_nll_loss" else ()
     for reduction in ("mean", "sum", "none"):
         model = torch.nn.Sequential(torch.nn.Conv2d(4, 5, 1), torch.nn.Tanh())
-        run = getattr(F, name)
-        assert not unlike(model, x, lambda out, run=run, r=reduction: (run(out, y, *more, reduction=r) * 2).sum())
+
+        def loss(out: Tensor, how: str = reduction) -> Any:
+            return (getattr(F, name)(out, y, *more, reduction=how) * 2).sum()
+
+        assert not unlike(model, x, loss)
