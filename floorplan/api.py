@@ -84,7 +84,8 @@ def checked(source: Source, rank: int | None, plan: Plan, manner: Manner = Manne
                 raise FloorplanError(f"{s.name}: adapted at rank {has}, not {rank}; {way}")
             return replace(_report(s, trace(s.model, s.inputs), s.model, manner), rank=has)
         traced, log = adapted(s, plan, verified=False, structure=not manner.measured)
-        report = _report(s, traced, traced.gm, manner)
+        with in_mode(traced.gm, manner.mode):
+            report = _report(s, traced, traced.gm, manner)
         return replace(report, subject="rewritten", rank=rank, log=log, method=plan.method)
 
 

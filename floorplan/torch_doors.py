@@ -4,14 +4,12 @@ torch promises none of this to stay; tests/test_torch_doors.py says of each what
 """
 
 import linecache
-import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from operator import attrgetter, methodcaller
-from traceback import walk_stack
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -39,7 +37,6 @@ from torch.utils._sympy.functions import Mod as Mod  # a % b there
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # pack and unpack of a saved tensor
 
 # --- modules
-
 # The classes that layers of one kind share, in 1-D, 2-D and 3-D.
 ConvNd = nn.modules.conv._ConvNd
 BatchNormNd = nn.modules.batchnorm._BatchNorm
@@ -130,12 +127,6 @@ def saving(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> It
         yield
 
 
-def checkpointing() -> bool:
-    """Whether torch.utils.checkpoint is computing what runs now, reentrant or not, by whatever name it was called."""
-    within = (f for f, _ in walk_stack(sys._getframe(1)) if f.f_globals is vars(torch.utils.checkpoint))
-    return any(not f.f_code.co_qualname.startswith("checkpoint_sequential") for f in within)  # its end is a plain call
-
-
 # --- fakes and ops
 
 no_modes = _disable_current_modes  # a context in which ops run unseen, on real tensors
@@ -143,6 +134,7 @@ VALUES_ASKED = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOut
 READ_NUMBER = torch.ops.aten._local_scalar_dense.default  # .item()
 BATCH_NORMS = (torch.ops.aten._native_batch_norm_legit.default, torch.ops.aten._native_batch_norm_legit.no_stats)
 ADAPTIVE_BACKWARD = {2: torch.ops.aten._adaptive_avg_pool2d_backward, 3: torch.ops.aten._adaptive_avg_pool3d_backward}
+LOG_SOFTMAX_BACKWARD = torch.ops.aten._log_softmax_backward_data.default
 OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 schema_of: Callable[[Any], Any] = attrgetter("_schema")  # name, overload_name, arguments and returns of an op
 op_names = torch._C._dispatch_get_all_op_names  # as NAMESPACE::NAME[.OVERLOAD], without TorchScript's own: aten::save
@@ -240,6 +232,19 @@ def other_kernels(kernels: Mapping[Any, Callable[..., Any] | None]) -> Iterator[
 
 
 @contextmanager
+def sizes_as_text(told: Callable[[Any], None]) -> Iterator[None]:
+    """told(size) is called meanwhile whenever a symbolic size is written as text."""
+    plain = torch.SymInt.__repr__
+
+    def text(size: Any) -> str:
+        told(size)
+        return plain(size)
+
+    with patch.object(torch.SymInt, "__repr__", text):
+        yield
+
+
+@contextmanager
 def other_lstm(run: Callable[..., Any]) -> Iterator[None]:
     """nn.LSTM calls run(torch's own function, *its arguments) meanwhile."""
     forward = cast(Any, nn.LSTM.forward)
@@ -293,8 +298,3 @@ def _held(record: Any) -> dict[str, Any]:
     """What a dataclass holds, by name."""
     named = {k: getattr(record, k) for k in record.__dataclass_fields__ if hasattr(record, k)}
     return named | getattr(record, "__dict__", {})
-
-
-def model_state(model: nn.Module) -> list[Tensor]:
-    """Parameters and buffers."""
-    return [*model.parameters(), *model.buffers()]

@@ -18,8 +18,8 @@ from floorplan.ledger.losses import LOSSES
 from floorplan.ledger.macs import layers_of, merges_of
 from floorplan.ledger.run import Step
 from floorplan.ledger.step_figures import StepFigures, replay_sites, step_figures
+from floorplan.ledger.storage import bytes_of_tensors
 from floorplan.methods.catalogue import Options, method
-from floorplan.torch_doors import bytes_of_tensors
 
 SHAPES = {"t_resnet": (97, 60), "mobilenet_v2": (1, 97, 60)}
 BATCHES = (1, 8, 32, 64)

@@ -22,7 +22,9 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from floorplan import torch_doors as doors
+from floorplan.graph.decide import checkpointing
 from floorplan.layers.functions import applied
+from floorplan.layers.layer import model_state
 from floorplan.ledger.kernels import upsamplings
 from tests.test_layers import ROOT
 
@@ -220,7 +222,7 @@ def test_checkpointing_is_seen_from_inside_alone(reentrant: bool) -> None:
     seen: list[bool] = []
 
     def run(x: Tensor) -> Tensor:
-        seen.append(doors.checkpointing())
+        seen.append(checkpointing())
         return x.exp()
 
     checkpoint(run, torch.ones(2, requires_grad=True), use_reentrant=reentrant)
@@ -254,6 +256,19 @@ def test_fakes_have_sizes_and_no_values() -> None:
         assert not doors.wants_values(ValueError("sizes do not fit"))
         with doors.no_modes():
             assert type(torch.zeros(2)) is Tensor
+
+
+def test_sizes_that_become_text_are_told() -> None:
+    mode, told = doors.FakeTensorMode(shape_env=ShapeEnv()), list[Any]()
+    t = mode.from_tensor(torch.zeros(13), source=doors.ConstantSource("here"), symbolic_context=some_context())
+    plain = repr(t.shape[0])
+    with doors.sizes_as_text(told.append):
+        assert f"{t.shape[0]}" == str(t.shape[0]) == repr(t.shape[0]) == plain
+    assert len(told) == 3 and repr(t.shape[0]) == plain and len(told) == 3
+
+
+def some_context() -> Any:
+    return StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
 
 
 def test_symbols_have_names_and_divide() -> None:
@@ -329,6 +344,11 @@ def test_the_named_ops_are_those_that_run() -> None:
     for mode in ("nearest", "nearest-exact", "bilinear", "bicubic"):
         ran = dispatched(partial(F.interpolate, X, scale_factor=2.0, mode=mode))
         assert {doors.schema_of(op).name.split("::")[1] for op in ran} & set(upsamplings())
+
+
+def test_the_backward_of_log_softmax_is_an_op() -> None:
+    x = torch.randn(2, 3, requires_grad=True)
+    assert doors.LOG_SOFTMAX_BACKWARD in dispatched(lambda: x.log_softmax(1).sum().backward())
 
 
 def test_a_custom_op_runs_bare_where_nobody_watches() -> None:
@@ -566,7 +586,7 @@ def test_a_storage_has_one_key() -> None:
 
 def test_state_is_parameters_and_buffers() -> None:
     norm = nn.BatchNorm2d(3)
-    assert {id(t) for t in doors.model_state(norm)} == {id(t) for t in (*norm.parameters(), *norm.buffers())}
+    assert {id(t) for t in model_state(norm)} == {id(t) for t in (*norm.parameters(), *norm.buffers())}
 
 
 def test_tensors_in_any_container() -> None:

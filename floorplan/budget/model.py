@@ -15,6 +15,7 @@ from floorplan.errors import FloorplanError
 from floorplan.graph.trace import Traced
 from floorplan.graph.untouched import undisturbed
 from floorplan.layers.adapter import adapter_rank
+from floorplan.layers.layer import model_state
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.inputs import filled, resized
 from floorplan.ledger.losses import LOSSES, target_like
@@ -26,7 +27,7 @@ from floorplan.methods.subject import Subject
 from floorplan.step.studied import studied
 from floorplan.timeline.blocks import StepTimeline
 from floorplan.timeline.run import step_timeline
-from floorplan.torch_doors import model_state, tensors_in
+from floorplan.torch_doors import tensors_in
 
 
 @dataclass(frozen=True)

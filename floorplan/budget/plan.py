@@ -23,13 +23,13 @@ from floorplan.budget.report import PlanReport, PlanRow
 from floorplan.budget.search import exact, fastest, largest, one_more_than, schedules, smallest, uncut
 from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapter_rank
+from floorplan.layers.layer import model_state
 from floorplan.ledger.inputs import filled
 from floorplan.ledger.losses import loss_named
 from floorplan.methods.catalogue import Options, Plan, plans_of
 from floorplan.methods.rewrite import adapted, traced_source
 from floorplan.methods.subject import Shapes, Source, subject_of
 from floorplan.step.timeline import measure
-from floorplan.torch_doors import model_state
 
 CALIBRATION = 1.5  # seconds
 SHOWN = 12  # rows of the Pareto table

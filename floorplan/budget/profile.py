@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from floorplan.budget.work import Work, Worked
 from floorplan.cost_models.peaks import Back, Head, Unit
+from floorplan.layers.layer import model_state
 from floorplan.ledger import run as ledger
 from floorplan.ledger.fakes import Fakes
 from floorplan.ledger.losses import Shared
@@ -26,7 +27,7 @@ from floorplan.ledger.storage import StorageTracker
 from floorplan.step.compile import Step
 from floorplan.step.runner import Runner
 from floorplan.step.studied import Studied
-from floorplan.torch_doors import model_state, storage_key
+from floorplan.torch_doors import storage_key
 
 Window = tuple[int, int]
 FITTED = (8, 16)  # samples: multiples of 8, where packed masks fill whole bytes

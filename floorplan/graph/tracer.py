@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from floorplan.graph import decide
-from floorplan.graph.decide import Evaluator, Undecided, ValueBranch
+from floorplan.graph.decide import Evaluator, Undecided, ValueBranch, checkpointing
 from floorplan.graph.leaves import Misfit, Refusal, fits, is_plain_leaf, leaf_reason
 from floorplan.graph.proxies import Proxy
 from floorplan.graph.quiet import Quiet, in_function
 from floorplan.graph.recorded import recording
-from floorplan.torch_doors import checkpointing, is_erased, renew, saved_hooks
+from floorplan.torch_doors import is_erased, renew, saved_hooks
 
 
 def _context() -> dict[str, Any]:

@@ -125,3 +125,8 @@ class Adapter(Layer):
     def bottleneck(self, x: Tensor) -> Tensor | None:
         """q of an input; None for a layer without a frozen projection of it."""
         return None
+
+
+def model_state(model: nn.Module) -> list[Tensor]:
+    """Parameters and buffers."""
+    return [*model.parameters(), *model.buffers()]

@@ -13,6 +13,7 @@ from floorplan.errors import ReadsValues, TraceError
 from floorplan.graph.copies import clone_structure
 from floorplan.graph.trace import Traced, trace
 from floorplan.graph.untouched import no_memory
+from floorplan.layers.layer import model_state
 from floorplan.ledger.criterion import ABOVE_FLOOR, AT_FLOOR, UNPROVEN, Proof, is_workspace, prove
 from floorplan.ledger.examine import Examination, Kept, kept_by
 from floorplan.ledger.fakes import Fakes, Sizes, concrete_fakes, symbolic_fakes
@@ -20,7 +21,7 @@ from floorplan.ledger.figures import Figures, figures, measure
 from floorplan.ledger.points import Axes
 from floorplan.ledger.run import Run, Step, Watch, observe, run
 from floorplan.ledger.sizes import TOO_LONG
-from floorplan.torch_doors import model_state, tensors_in
+from floorplan.torch_doors import tensors_in
 
 HOOKS = Watch(hooks=True)
 Proved = tuple[Proof, tuple[str, ...], Axes | None]  # with notes, and the axes whose sizes are symbols
@@ -62,7 +63,8 @@ def analyze(
         return found
     subject, axes = replace(step.forward, model=source), found.axes or Axes.plain(inputs)
     asks = bool(traced.opaque) or (traced.asks and not isinstance(source, fx.GraphModule))
-    seen = Examination(subject, found.proof, axes, asks, formulas=found.axes is not None).run()
+    own = not isinstance(source, fx.GraphModule)
+    seen = Examination(subject, found.proof, axes, asks, own, found.axes is not None).run()
     if really:
         seen.for_real(found.kept)
     proof = replace(found.proof, verdict=_above(seen) or seen.verdict, assumptions=tuple(seen.assumptions))

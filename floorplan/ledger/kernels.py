@@ -138,7 +138,7 @@ _CORRECTIONS: dict[Any, Callable[[Sequence[Any], Any], Any]] = {
     _aten.mse_loss_backward.default: _in_order,
     _aten.smooth_l1_loss_backward.default: _in_order,
     _aten.huber_loss_backward.default: _in_order,
-    _aten._log_softmax_backward_data.default: _in_order,
+    doors.LOG_SOFTMAX_BACKWARD: _in_order,
     _aten.binary_cross_entropy.default: _roomy_loss(3),
     _aten.native_batch_norm.default: _full_statistics,
     _aten.native_batch_norm_backward.default: _as_the_map,

@@ -2,10 +2,12 @@
 
 if x.shape[0] > 16:        ->   B > 16 is False, asked at net.py:12
 for i in range(len(x)):    ->   B is made a number at net.py:13
+f"{x.shape[0]}"            ->   B is made a text at net.py:14
+x.split(32)                ->   B is taken apart at net.py:15
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import sympy
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import StatelessSymbolicContext
+from torch.overrides import TorchFunctionMode
 
 from floorplan.errors import first_line
 from floorplan.graph.copies import clone_structure, replace_tensors
@@ -21,9 +24,10 @@ from floorplan.graph.decide import place
 from floorplan.graph.untouched import no_memory
 from floorplan.ledger.fakes import DYNAMIC, STATIC, Fakes
 from floorplan.ledger.points import Answer, Axes, Point
+from floorplan.ledger.recorder import Saved
 from floorplan.ledger.run import Step, Watch, run
 from floorplan.ledger.sizes import Sized
-from floorplan.torch_doors import ConstantSource, FakeTensorMode, tensors_in, tree_map
+from floorplan.torch_doors import ConstantSource, FakeTensorMode, sizes_as_text, tensors_in, tree_map
 
 _TORCH, _OURS = (str(Path(f).parent) for f in (torch.__file__, Path(__file__).parent))
 _ASKED_BY = tuple(str(Path(torch.__file__).parent / p) for p in ("fx/experimental", "__init__.py", "utils/_sympy"))
@@ -36,6 +40,7 @@ class Heard:
     answers: tuple[Answer, ...]
     numbers: tuple[str, ...]  # "net.py:13 makes a number of B"
     failed: str = ""
+    saved: tuple[Saved, ...] = ()  # what the run kept, if it was asked
 
 
 class _Asked(Sized):
@@ -62,16 +67,53 @@ def _asker() -> str:
     return "" if frame.f_code.co_filename.startswith((_TORCH, _OURS)) else place(frame)
 
 
-def heard(step: Step, axes: Axes, point: Point) -> Heard:
-    """What the model's code asks at a point."""
+class _Pieces(TorchFunctionMode):
+    """Notes where a tensor is taken apart into as many pieces as its batch or positions make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[sympy.Expr, str]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in _TAKES_APART and isinstance(out, tuple | list | Iterator):
+            given = dict(zip(("self", "of", "dim"), args, strict=False)) | (kwargs or {})
+            x = given.get("self", given.get("tensor", given.get("input")))
+            dim = given.get("dim", given.get("of") if func.__name__ == "unbind" else None) or 0
+            size = getattr(getattr(x.shape[dim], "node", None), "expr", None) if isinstance(x, Tensor) else None
+            if size is not None and size.free_symbols:
+                self.seen.append((size, _user_line()))
+        return out
+
+
+_TAKES_APART = {"split", "chunk", "unbind", "tensor_split", "unsafe_split", "unsafe_chunk", "__iter__"}
+
+
+def _user_line() -> str:
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _OURS)):
+        frame = frame.f_back
+    return place(frame) if frame is not None else "the forward"
+
+
+def heard(step: Step, axes: Axes, point: Point, hooks: bool = False) -> Heard:
+    """What the model's code asks at a point; hooks: and what it keeps."""
     fakes, symbols, env = _asking(step.model, step.inputs, axes, point)
-    failed = ""
+    failed, saved, pieces, texts = "", tuple[Saved, ...](), _Pieces(), list[tuple[sympy.Expr, str]]()
+
+    def as_text(size: Any) -> None:
+        frame = sys._getframe(2)  # torch writes sizes as text for itself
+        if not frame.f_code.co_filename.startswith(_TORCH) and size.node.expr.free_symbols:
+            texts.append((size.node.expr, place(frame)))
+
     try:
-        with no_memory(step.model):
-            run(step.forward, Watch(nodes=False), fakes)
+        with no_memory(step.model), pieces, sizes_as_text(as_text):
+            saved = run(step.forward, Watch(hooks=hooks, nodes=False), fakes).saved
     except Exception as e:  # whatever its code raises on symbols
         failed = first_line(e)
     answers, numbers = [], []
+    for how, found in (("a text", texts), ("pieces", pieces.seen)):
+        numbers += [f"{where} makes {how} of {e.xreplace(env.defined).xreplace(symbols)}" for e, where in found]
     for written, answer, where in env.asked:
         relation = written.xreplace(symbols)
         if not relation.free_symbols:
@@ -80,7 +122,7 @@ def heard(step: Step, axes: Axes, point: Point) -> Heard:
             answers.append((relation, bool(answer)))
         else:
             numbers.append(f"{where} makes a number of {relation}")
-    return Heard(tuple(dict.fromkeys(answers)), tuple(dict.fromkeys(numbers)), failed)
+    return Heard(tuple(dict.fromkeys(answers)), tuple(dict.fromkeys(numbers)), failed, saved)
 
 
 def _asking(

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 
 from floorplan.errors import ReadsValues, TraceError, fault_of_sizes
 from floorplan.graph.untouched import undisturbed, unwritten
+from floorplan.layers.layer import model_state
 from floorplan.layers.replay import Replay, capturing, replayed
 from floorplan.ledger.fakes import Fakes, concrete_fakes
 from floorplan.ledger.kernels import quiet_fakes, symbolic_kernels
@@ -27,7 +28,7 @@ from floorplan.ledger.marks import keepers_of, marked
 from floorplan.ledger.recorder import Recorder, Saved
 from floorplan.ledger.recurrent import fused_lstm
 from floorplan.ledger.storage import StorageTracker, Timeline
-from floorplan.torch_doors import model_state, storage_key, tensors_in, wants_values
+from floorplan.torch_doors import storage_key, tensors_in, wants_values
 
 Drive = Callable[[nn.Module, tuple[Any, ...], StorageTracker], Any]  # a whole step in its own way
 

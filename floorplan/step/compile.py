@@ -22,6 +22,7 @@ from floorplan.graph.edit import module_calls
 from floorplan.layers.adapter import adapters
 from floorplan.layers.bits import as_layout
 from floorplan.layers.fused import FusedConv
+from floorplan.layers.layer import model_state
 from floorplan.layers.promises import Forgetful, Keep, Promise
 from floorplan.ledger.inputs import arguments, make_inputs, of_one
 from floorplan.ledger.losses import Loss, Named, as_loss
@@ -32,7 +33,7 @@ from floorplan.step.samples import refuse_coupled
 from floorplan.step.schedule import Schedule, options_in, read_plan, schedule_in
 from floorplan.step.source import source_of
 from floorplan.step.studied import Studied, studied
-from floorplan.torch_doors import model_state, show_source, tensors_in
+from floorplan.torch_doors import show_source, tensors_in
 
 LAYOUTS = ("auto", "contiguous", "channels_last")
 

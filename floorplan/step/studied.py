@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from floorplan.errors import FloorplanError
+from floorplan.layers.layer import model_state
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.step.rules import Rule, rule_of
-from floorplan.torch_doors import model_state, tensors_in
+from floorplan.torch_doors import tensors_in, wants_values
 
 
 def ordered(gm: fx.GraphModule) -> list[fx.Node]:
@@ -40,7 +42,14 @@ def values_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
     walk = fx.Interpreter(fakes.gm, garbage_collect_values=False)
     walk.extra_traceback = False
     with fakes.mode, torch.no_grad():
-        walk.run(*fakes.inputs)
+        try:
+            walk.run(*fakes.inputs)
+        except Exception as e:
+            if not wants_values(e):
+                raise
+            names = {copy: n.name for n, copy in zip(gm.graph.nodes, fakes.gm.graph.nodes, strict=True)}
+            at = next((names[n] for n in fakes.gm.graph.nodes if n not in walk.env), "the forward")
+            raise FloorplanError(f"{at}: reads tensor values; a step that is planned ahead cannot know them") from e
     copies = zip(gm.graph.nodes, fakes.gm.graph.nodes, strict=True)  # whose names fx may have changed
     return {n.name: walk.env[copy] for n, copy in copies}
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from floorplan.layers.layer import model_state
 from floorplan.ledger import run as ledger
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.kernels import on_fakes
@@ -15,7 +16,6 @@ from floorplan.step.compile import Step
 from floorplan.step.guard import refuse_unsplit
 from floorplan.timeline.blocks import Block, StepTimeline
 from floorplan.timeline.run import apart, timeline_of
-from floorplan.torch_doors import model_state
 
 
 def predict(step: Step, inputs: Sequence[Any], target: Tensor) -> StepTimeline:

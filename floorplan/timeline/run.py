@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from floorplan.cost_models import memory
+from floorplan.layers.layer import model_state
 from floorplan.layers.replay import Replay
 from floorplan.ledger.fakes import Fakes
 from floorplan.ledger.pillars import pillar_of
@@ -19,7 +20,7 @@ from floorplan.ledger.recorder import Saved, ops_of
 from floorplan.ledger.run import Run, Step, Watch, run
 from floorplan.ledger.storage import bytes_of_tensors
 from floorplan.timeline.blocks import Block, StepTimeline
-from floorplan.torch_doors import model_state, tensors_in
+from floorplan.torch_doors import tensors_in
 
 
 def step_timeline(step: Step, *, fake: bool | Fakes = True, name: str = "") -> StepTimeline:

@@ -12,7 +12,7 @@ from steps import graph_of
 from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
-from floorplan.ledger.losses import Shared, as_loss
+from floorplan.ledger.losses import Named, Shared, as_loss
 from floorplan.step.compile import Schedule, Step, compile_step
 from floorplan.step.studied import crossings, ordered
 from floorplan.step.timeline import predict
@@ -137,7 +137,8 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def counted(step: Step, x: Tensor, y: Tensor) -> tuple[int, Tensor]:
     """The peak of one call, and its loss."""
     model = step.module
-    with Peak([*model.parameters(), *model.buffers(), x, y]) as watch:
+    own = step.loss.weights if isinstance(step.loss, Named) else []
+    with Peak([*model.parameters(), *model.buffers(), *own, x, y]) as watch:
         value = step(x, y)
     return watch.peak, value
 

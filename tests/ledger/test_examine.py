@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import floorplan
 from floorplan.graph.untouched import undisturbed
+from floorplan.ledger.criterion import ABOVE_FLOOR, AT_FLOOR, UNPROVEN
 
 
 class Scaled(nn.Module):
@@ -136,3 +137,54 @@ def test_the_formulas_hold_at_any_batch() -> None:
     large = floorplan.check(Residual(), torch.randn(40, 3, 16, 16))
     at_40 = evaluate(small.proof.kept, {**small.proof.symbols, "B": 40})
     assert at_40 == large.predicted.saved
+
+
+class Hidden(nn.Module):
+    """Keeps a full map where a condition holds that tracing, or a run on fakes of one size, does not see."""
+
+    def __init__(self, condition: Any) -> None:
+        super().__init__()
+        self.condition, self.table = [condition], {48: 1}
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 12, 1)
+        self.requires_grad_(False)
+        self.g = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.a(x)
+        if self.condition[0](self, x):
+            y = y * (self.g + 1)
+        return self.b(y) + self.g
+
+
+HIDDEN = {
+    "isinstance": lambda s, x: isinstance(x, Tensor) and x.shape[-1] > 40,
+    "is_tensor": lambda s, x: torch.is_tensor(x) and x.shape[0] >= 100,
+    "type": lambda s, x: type(x) is not torch.fx.Proxy and x.shape[-1] > 40,
+    "in a set": lambda s, x: x.shape[0] in {33, 35},
+    "in a table": lambda s, x: x.shape[-1] in s.table,
+    "looked up": lambda s, x: s.table.get(x.shape[-1]),
+    "sizes in a set": lambda s, x: tuple(x.shape[2:]) in {(48, 16)},
+    "as text": lambda s, x: str(x.shape[0]) == "33",
+    "in a text": lambda s, x: f"{x.shape[0]}" == "33",
+    "the shape as text": lambda s, x: repr(x.shape) == "torch.Size([33, 3, 16, 16])",
+    "hashed": lambda s, x: hash(x.shape[0]) == 33,
+    "pieces of the batch": lambda s, x: [0 for t in x.split(32)][1:],
+    "pieces of a row": lambda s, x: len(x.split(64, dim=-1)) > 1,
+    "chunks": lambda s, x: len(x.chunk(40)) > 30,
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_branches_that_tracing_does_not_see_are_heard(name: str) -> None:
+    report = floorplan.check(Hidden(HIDDEN[name]), torch.randn(4, 3, 16, 16))
+    assert report.verdict in (ABOVE_FLOOR, UNPROVEN)
+    assert any("other tensors are kept" in n or "not proved for other sizes" in n for n in report.notes)
+
+
+def test_a_model_without_such_a_branch_is_proved_still() -> None:
+    for fn in (
+        lambda s, x: False,
+        lambda s, x: isinstance(x, Tensor) and x.dim() == 5,
+        lambda s, x: len(x.chunk(3, 1)) > 3,
+    ):
+        assert floorplan.check(Hidden(fn), torch.randn(4, 3, 16, 16)).verdict == AT_FLOOR

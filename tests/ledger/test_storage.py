@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from floorplan.layers.layer import model_state
 from floorplan.ledger.storage import Life, StorageTracker, Timeline, bytes_of_tensors
-from floorplan.torch_doors import model_state, storage_key, tensors_in
+from floorplan.torch_doors import storage_key, tensors_in
 
 
 def life(born: int, died: int | None, nbytes: int) -> Life:

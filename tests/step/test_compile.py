@@ -19,7 +19,6 @@ from torch import Tensor, fx, nn
 from floorplan.errors import FloorplanError
 from floorplan.layers.fused import FusedConv
 from floorplan.ledger.losses import cross_entropy
-from floorplan.methods.verify import randomize_adapters
 from floorplan.step.compile import Schedule, compile_step
 from floorplan.step.studied import crossings, ordered
 from floorplan.step.timeline import measure, predict
@@ -228,18 +227,19 @@ def test_on_cuda() -> None:
 
 
 @pytest.mark.parametrize("name", ["bias", "weight", "P", "scale"])
-@pytest.mark.parametrize("plan", [Schedule(), Schedule(micro_batch=2), Schedule(stages=(("pool", 1),), last=2)])
+@pytest.mark.parametrize("plan", [Schedule(), Schedule(micro_batch=2)])
 def test_what_its_owner_lets_train_gets_its_gradient(name: str, plan: Schedule) -> None:
     x = torch.randn(5, 3, 8, 8, dtype=torch.float64)
     gm, y = graph_of(Residual().double(), x).eval(), torch.arange(5) % 5
-    randomize_adapters(gm)
-    sites = [m for m in gm.modules() if isinstance(m, FusedConv) and m.rank]
-    for s in sites:
-        for k, t in (("scale", torch.rand(s.out_channels, dtype=torch.float64) + 0.5), ("bias", s.bias)):
-            t = torch.zeros(s.out_channels, dtype=torch.float64) if t is None else t.detach()
-            setattr(s, k, nn.Parameter(t, requires_grad=False))
-        getattr(s, name).requires_grad_(True)
-    value, want = by_autograd(gm, (x,), y, cross_entropy)
-    assert sum(n.endswith(f".{name}") for n in want) == len(sites) > 0
-    assert float(compile_step(gm, "cross_entropy", x, plan=plan)(x, y) - value) == pytest.approx(0, abs=1e-12)
-    assert worst(gradients(gm), want) <= 1e-12
+    own = []
+    for s in (m for m in gm.modules() if isinstance(m, FusedConv) and m.rank):
+        s.scale = torch.rand(s.out_channels, dtype=torch.float64) + 0.5
+        own.append(getattr(s, name).requires_grad_(True))
+    assert len(own) == 3
+    value = cross_entropy(gm(x), y)
+    trained = [*own, *(p for p in gm.parameters() if p.requires_grad)]
+    want = torch.autograd.grad(value, trained)
+    got = compile_step(gm, "cross_entropy", x, plan=plan)(x, y)
+    assert abs(float(got - value)) <= 1e-12
+    for t, g in zip(trained, want, strict=True):
+        assert t.grad is not None and float((t.grad - g).abs().max()) <= 1e-12 * max(1.0, float(g.abs().max()))

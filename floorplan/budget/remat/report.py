@@ -10,6 +10,7 @@ from floorplan.budget.remat.ladder import Remat, Rung, climb
 from floorplan.cost_models import memory
 from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapter_rank
+from floorplan.layers.layer import model_state
 from floorplan.ledger.inputs import filled
 from floorplan.ledger.losses import loss_named, target_for
 from floorplan.ledger.run import Step
@@ -20,7 +21,7 @@ from floorplan.methods.rewrite import adapted
 from floorplan.methods.subject import DEFAULT_BATCH, Shapes, Source, subject_of
 from floorplan.passes.lossy_activations import approximate
 from floorplan.render import Cell, Report, Table, nbytes, versions
-from floorplan.torch_doors import model_state, tensors_in
+from floorplan.torch_doors import tensors_in
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from floorplan import torch_doors as doors
 from floorplan.graph.copies import clone_structure
-from floorplan.layers.layer import Layer
+from floorplan.layers.layer import Layer, model_state
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.kernels import as_really_run, quiet_fakes
 from floorplan.ledger.recurrent import fused_lstm
@@ -78,7 +78,7 @@ class _Study(fx.Interpreter):
         super().__init__(gm)
         self.extra_traceback, self.garbage_collect_values, self.ops = False, False, ops
         self.values: dict[str, Value] = {}
-        given = (*doors.model_state(gm), *tensors_in(tuple(inputs)))
+        given = (*model_state(gm), *tensors_in(tuple(inputs)))
         ops.hold(given)
         self.owners: dict[int, str] = {storage_key(t): "" for t in given}
         self.apart = set(self.owners)
