@@ -154,13 +154,17 @@ def filled(inputs: Sequence[Any], batch: int) -> tuple[Any, ...]:
 
 
 def resized(t: Any, batch: int) -> Any:
-    """A tensor like t of another batch, in t's memory order, its values unset; anything else as it is."""
-    if not isinstance(t, Tensor) or not t.dim():
-        return t
-    strides = t.stride()
-    order = sorted(range(t.dim()), key=lambda d: (-strides[d], d))
-    made = torch.empty_permuted((batch, *t.shape[1:]), order, dtype=t.dtype, device=t.device)
-    return made.requires_grad_(t.requires_grad)
+    """Tensors like those in t of another batch, in their memory order, values unset; anything else as it is."""
+
+    def of(t: Any) -> Any:
+        if not isinstance(t, Tensor) or not t.dim():
+            return t
+        strides = t.stride()
+        order = sorted(range(t.dim()), key=lambda d: (-strides[d], d))
+        made = torch.empty_permuted((batch, *t.shape[1:]), order, dtype=t.dtype, device=t.device)
+        return made.requires_grad_(t.requires_grad)
+
+    return tree_map(of, t)
 
 
 def arguments(inputs: Any) -> tuple[Any, ...]:

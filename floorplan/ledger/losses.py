@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.ledger.fakes import concrete_fakes
+from floorplan.ledger.kernels import on_fakes
 from floorplan.torch_doors import FakeTensor, hooks_of, tensors_in
 
 Loss = Callable[[Any, Any], Tensor]  # (what the model returns, target) -> scalar, or one value a sample
@@ -173,6 +174,25 @@ def as_loss(given: Any) -> Loss:
     if not callable(given):
         raise FloorplanError(f"loss: a {type(given).__name__} is no loss; give a name or a callable (output, target)")
     return given  # type: ignore[no-any-return]
+
+
+def weights_of(loss: Loss) -> list[Tensor]:
+    """The tensors of a loss of torch, which a run on fakes has beside its inputs."""
+    return loss.weights if isinstance(loss, Named) else []
+
+
+def faked(loss: Loss, weights: Sequence[Tensor]) -> Loss:
+    """A loss that fakes go through as real tensors do, with fakes of its weights."""
+    return loss.on(weights) if isinstance(loss, Named) else on_fakes(loss)
+
+
+def spelled(loss: Loss) -> str:
+    """A loss in words: torch's name and options, or what Python calls it."""
+    if not isinstance(loss, Named):
+        return str(getattr(loss, "__name__", type(loss).__name__))
+    given = {**loss.options, "reduction": loss.reduction} if loss.given else {}
+    known = {k: list(v.shape) if isinstance(v, Tensor) else v for k, v in given.items() if v is not None}
+    return loss.name + (f"({', '.join(f'{k}={v}' for k, v in known.items())})" if known else "")
 
 
 @dataclass(frozen=True)
