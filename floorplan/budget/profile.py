@@ -22,7 +22,7 @@ from floorplan.budget.work import Work, Worked
 from floorplan.cost_models.peaks import Back, Head, Unit
 from floorplan.ledger import run as ledger
 from floorplan.ledger.fakes import Fakes
-from floorplan.ledger.losses import Shared, faked, weights_of
+from floorplan.ledger.losses import Shared, faked, trained_in, ungraded, weights_of
 from floorplan.ledger.storage import StorageTracker
 from floorplan.step.compile import Step
 from floorplan.step.region import seeded
@@ -99,11 +99,12 @@ def profiled(step: Step, fakes: Fakes) -> Profile:
     def drive(model: nn.Module, given: tuple[Any, ...], tracker: StorageTracker) -> None:
         loss = seeded if step.loss is seeded else faked(step.loss, given[n:-1])
         runner: Runner = step.bound(model, tracker.enter, loss).__self__  # type: ignore[attr-defined]
-        drivers.append(_Driver(runner, tracker, work, model_state(model)))
+        drivers.append(_Driver(runner, tracker, work, [*model_state(model), *trained_in(step.loss)]))
         with torch.no_grad():
             drivers[0].all(list(given[:n]), given[-1])
 
-    ledger.run(ledger.Step(fakes.gm, fakes.inputs, drive=drive), ledger.Watch(within=lambda _: work), fakes)
+    with ungraded(step.loss):
+        ledger.run(ledger.Step(fakes.gm, fakes.inputs, drive=drive), ledger.Watch(within=lambda _: work), fakes)
     return drivers[0].result()
 
 

@@ -19,7 +19,7 @@ from floorplan.ledger import run as ledger
 from floorplan.ledger.fakes import Fakes
 from floorplan.ledger.inputs import resized
 from floorplan.ledger.kernels import quiet_fakes
-from floorplan.ledger.losses import Shared, faked, spelled, weights_of
+from floorplan.ledger.losses import Shared, faked, spelled, ungraded, weights_of
 from floorplan.ledger.storage import StorageTracker
 from floorplan.step.compile import Step
 from floorplan.step.runner import Outputs, Runner
@@ -55,7 +55,8 @@ class WholeLoss:
 
         try:
             step = ledger.Step(fakes.gm, fakes.inputs, drive=drive)
-            seen = ledger.run(step, ledger.Watch(within=lambda _: work), fakes)
+            with ungraded(self.loss):
+                seen = ledger.run(step, ledger.Watch(within=lambda _: work), fakes)
         except FloorplanError:
             raise
         except Exception as e:

@@ -6,7 +6,8 @@ any other    two passes                        it sees the outputs of the whole 
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,6 +187,24 @@ def faked(loss: Loss, weights: Sequence[Tensor]) -> Loss:
     return loss.on(weights) if isinstance(loss, Named) else on_fakes(loss)
 
 
+def trained_in(loss: Loss) -> list[nn.Parameter]:
+    """What trains in a loss that is a module of the user's."""
+    return list(loss.parameters()) if isinstance(loss, nn.Module) else []
+
+
+@contextmanager
+def ungraded(loss: Loss) -> Iterator[None]:
+    """What trains in a loss starts without a gradient, as the model of a run does, and has its own again afterwards."""
+    grads = [(p, p.grad) for p in trained_in(loss)]
+    for p, _ in grads:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, g in grads:
+            p.grad = g
+
+
 def spelled(loss: Loss) -> str:
     """A loss in words: torch's name and options, or what Python calls it."""
     if not isinstance(loss, Named):
@@ -225,7 +244,7 @@ class Shared:
         if not isinstance(value, Tensor):
             raise FloorplanError(f"loss: returns a {type(value).__name__}; return a tensor: one value, or one a sample")
         if value.numel() == 1:
-            return value.reshape(())
+            return value.reshape(()) if value.dim() else value
         rows = next((len(t) for t in tensors_in(out) if t.dim()), 0)
         if value.shape != (rows,):
             raise FloorplanError(f"loss: returns shape {list(value.shape)}; return one value, or one a sample")

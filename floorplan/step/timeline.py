@@ -8,7 +8,7 @@ from torch import nn
 
 from floorplan.ledger import run as ledger
 from floorplan.ledger.fakes import concrete_fakes
-from floorplan.ledger.losses import faked, weights_of
+from floorplan.ledger.losses import faked, ungraded, weights_of
 from floorplan.ledger.storage import StorageTracker, bytes_of_tensors
 from floorplan.step.compile import Step
 from floorplan.step.guard import refuse_unsplit
@@ -48,7 +48,8 @@ def _seen(step: Step, model: nn.Module, inputs: Sequence[Any], target: Any, few:
     fakes = concrete_fakes(model, driven.given) if fake else False
     if not isinstance(fakes, bool):
         fakes.mode.allow_non_fake_inputs = True  # a loss of the user's has weights of its own
-    seen = ledger.run(driven, fake=fakes)
+    with ungraded(step.loss):
+        seen = ledger.run(driven, fake=fakes)
     trained = bytes_of_tensors([t for t in model_state(model) if t.requires_grad])
     found = timeline_of(seen, str(step.schedule), apart(replace(driven, inputs=tuple(inputs)), 2 * trained))
     return replace(found, blocks=tuple(_with_role(b, found.blocks) for b in found.blocks))

@@ -14,7 +14,7 @@ def unit(k: int, size: int, form: int) -> Unit:
     return Unit(20 * size, wide * size, (wide - 20) * size, 5 * size, 8, back, True)
 
 
-def head(size: int) -> Head:
+def head(size: int, entire: bool) -> Head:
     return Head(4 * size, (9 * size, 12 * size), (10 * size, 13 * size), 2, 4)
 
 
