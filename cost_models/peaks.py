@@ -139,8 +139,8 @@ class Composer:
             kept += u.kept
         back, through = _backward(units)
         grads = sum(u.grads for u in units)
-        first = units[0]
-        return Group(first.enters, owned, held, kept, grads, back, first.learns, through, first.until, leaves)
+        u = units[0]
+        return Group(u.enters, owned, held, kept, grads, back, u.learns, through, u.until, leaves)
 
     def kept(self, batch: int, micro: int, stages: Sequence[Span]) -> int:
         """Most bytes that wait for the backward at once: whole stages, and one part of the last."""

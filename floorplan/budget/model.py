@@ -35,17 +35,13 @@ from floorplan.torch_doors import model_state, tensors_in
 class Objective:
     """What a step trains by: a loss, and an example of its target, which a loss by name need not have."""
 
-    loss: str | Loss = "cross_entropy"
+    loss: Loss
     target: Any = None
 
-    def checked(self) -> "Objective":
-        """The loss as it runs; FloorplanError for one that is not known, or whose target is."""
-        run = loss_named(self.loss) if isinstance(self.loss, str) else as_loss(self.loss)
-        if self.target is None and not isinstance(run, Named):
-            raise FloorplanError(f"loss {spelled(run)}: its target is not known; give target=, an example of one")
-        if self.target is not None and not self.rows:
-            raise FloorplanError("target: has no row; give a tensor, or tensors, with one row a sample")
-        return Objective(run, self.target)
+    @property
+    def name(self) -> str:
+        """The loss in words."""
+        return spelled(self.loss)
 
     @property
     def rows(self) -> int | None:
@@ -59,8 +55,19 @@ class Objective:
         batch = next((len(t) for t in tensors_in(tuple(inputs)) if t.dim()), 0)
         other = next((t for t in tensors_in(self.target) if t.dim() and len(t) != batch), None)
         if other is not None:
-            raise FloorplanError(f"target: {list(other.shape)} for {batch} samples of the inputs; give one row a sample")
+            why = f"{list(other.shape)} for {batch} samples of the inputs"
+            raise FloorplanError(f"target: {why}; give one row a sample")
         return self.target
+
+
+def objective(loss: str | Loss = "cross_entropy", target: Any = None) -> Objective:
+    """A loss as a user gives it; FloorplanError for one that is not known, or whose target is not."""
+    found = Objective(loss_named(loss) if isinstance(loss, str) else as_loss(loss), target)
+    if target is None and not isinstance(found.loss, Named):
+        raise FloorplanError(f"loss {found.name}: its target is not known; give target=, an example of one")
+    if target is not None and not found.rows:
+        raise FloorplanError("target: has no row; give a tensor, or tensors, with one row a sample")
+    return found
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ from torch import Tensor, fx, nn
 from floorplan.budget import resident
 from floorplan.budget.clock import Clock, Machines, error_of
 from floorplan.budget.machine import by_kind
-from floorplan.budget.model import Model, Objective, Reference, Setting, model_at, reference, streamed
+from floorplan.budget.model import Model, Objective, Reference, Setting, model_at, objective, reference, streamed
 from floorplan.budget.net import Costed
 from floorplan.budget.report import PlanReport, PlanRow
 from floorplan.budget.search import exact, fastest, largest, one_more_than, schedules, smallest, uncut
 from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapter_rank
 from floorplan.ledger.inputs import filled
-from floorplan.ledger.losses import NAMES, Loss, spelled
+from floorplan.ledger.losses import LOSSES, Loss
 from floorplan.methods.catalogue import Options, Plan, plans_of
 from floorplan.methods.rewrite import adapted, traced_source
 from floorplan.methods.subject import Shapes, Source, subject_of
@@ -63,14 +63,13 @@ def plan(
     """
     plans = plans_of((method,), ranks, Options(sites=sites, seed=seed, train_head=train_head))
     source = Source(model, inputs, batch, shapes, weights, allow, trust)
-    return planned(source, bytes_of(budget), plans, Objective(loss, target), measured, machines)
+    return planned(source, bytes_of(budget), plans, objective(loss, target), measured, machines)
 
 
 def planned(
     source: Source, budget: int, plans: Sequence[Plan], by: Objective, measured: bool, machines: Machines | None = None
 ) -> PlanReport:
     """`plan` of a request; the plans differ in their ranks, and the largest that fits is taken."""
-    by = by.checked()
     if min((p.options.rank for p in plans), default=0) < 1 or (source.batch is not None and source.batch < 1):
         raise FloorplanError("--batch, --rank: whole numbers of 1 or more")
     s = subject_of(replace(source, batch=by.rows or 2))
@@ -84,7 +83,7 @@ def planned(
         return report
     report, plan = _measured(report, tried.model), tried.model.plan
     plain = not (source.weights or source.allow or source.trust or plan.options.train_head)
-    grows = isinstance(source.model, str) and plain and plan.method == "memflora" and spelled(by.loss) in NAMES
+    grows = isinstance(source.model, str) and plain and plan.method == "memflora" and LOSSES.get(by.name) is by.loss
     return _grown(report, str(source.model), setting) if grows else report
 
 
@@ -153,7 +152,7 @@ def _report(t: Setting, tried: Tried) -> PlanReport:
     references = _references(t, m, batch)
     full = references[0] if len(references) > 1 else None
     base = full.seconds if full else None
-    options = {**m.plan.as_dict(), "loss": spelled(t.by.loss), "input": _shapes(t)}
+    options = {**m.plan.as_dict(), "loss": t.by.name, "input": _shapes(t)}
     clocks = [c for c in (m.net.time_of, *(r.clock for r in references)) if isinstance(c, Clock)]
     rows, front = tuple(r.row(base) for r in references), tuple(_row(m, f, base) for f in _front(tried.found))
     notes = (*t.subject.notes, *([m.net.coupled] if m.net.coupled else []), *_why_twice(t, m))
@@ -168,7 +167,7 @@ def _report(t: Setting, tried: Tried) -> PlanReport:
 
 def _why_twice(t: Setting, m: Model) -> Iterator[str]:
     if m.net.whole is not None and not m.net.coupled:
-        why = f"the loss is not known to add up over samples: {spelled(t.by.loss)}"
+        why = f"the loss is not known to add up over samples: {t.by.name}"
         yield f"{why} sees the outputs of the whole batch, for which a schedule with parts before it takes two passes"
 
 
@@ -244,7 +243,7 @@ def _grown(report: PlanReport, model: str, t: Setting) -> PlanReport:
     if c is None or c.schedule is None or report.measured is None:
         return report
     plan = {k: report.options[k] for k in ("method", "rank", "sites", "seed", "train_head")}
-    options = {"model": model, "batch": c.batch, "schedule": c.schedule.as_dict(), "loss": spelled(t.by.loss), "plan": plan}
+    options = {"model": model, "batch": c.batch, "schedule": c.schedule.as_dict(), "loss": t.by.name, "plan": plan}
     spec, threads = f"{resident.__name__}:compiled_step", torch.get_num_threads()
     try:
         grown = resident.resident_growth(spec, {**options, "shapes": _shapes(t)}, threads=threads).growth

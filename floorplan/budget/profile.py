@@ -119,7 +119,8 @@ class _Driver:
         self.enters: list[tuple[int, ...]] = []
         self.grad_in, self.grad_out = [-1] * n, [-1] * n
         self.work: list[list[Worked]] = [[Worked(), Worked()] for _ in range(n + 1)]
-        self.ahead, self.outputs, self.seeds = (0, 0), (), ()
+        self.ahead: Window = (0, 0)
+        self.outputs, self.seeds = tuple[int, ...](), tuple[int, ...]()
 
     def _now(self) -> int:
         return len(self.tracker.timeline.lives)
@@ -205,8 +206,8 @@ class _Driver:
         enters, came, left = tuple(self.enters), tuple(self.grad_in), tuple(self.grad_out)
         work, ends = tuple((f, b) for f, b in self.work), tuple(map(int, died))
         grads, loss, mean = self.grads, self.loss, self.shared.scaled
-        own = enters, self.copies, came, left, grads, loss, mean, work, self.ahead, self.outputs, self.seeds
-        return Profile(ends, nbytes, what, *windows, *own)
+        found = Profile(ends, nbytes, what, *windows, enters, self.copies, came, left, grads, loss, mean, work)
+        return replace(found, ahead=self.ahead, outputs=self.outputs, seeds=self.seeds)
 
 
 def cuts(s: Studied) -> list[str]:

@@ -1,8 +1,8 @@
 """A loss that sees the outputs of a whole batch, on fakes of them: what it takes between the two passes of a step.
 
-    WholeLoss(step, fakes, given)    learns from one forward what the model returns
-    .at(n)                           the loss of n samples and its gradients: bytes need not grow in a line
-    .seeds                           the gradients of few samples: the second pass starts from such
+WholeLoss(step, fakes, given)    learns from one forward what the model returns
+.at(n)                           the loss of n samples and its gradients: bytes need not grow in a line
+.seeds                           the gradients of few samples: the second pass starts from such
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from floorplan.budget.work import Work, Worked
 from floorplan.cost_models.peaks import Whole
