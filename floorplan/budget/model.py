@@ -1,7 +1,8 @@
 """What a plan works on: a request's settings, the model adapted at one rank, and steps under autograd beside it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, fx
 
@@ -18,7 +19,8 @@ from floorplan.layers.adapter import adapter_rank
 from floorplan.layers.layer import model_state
 from floorplan.ledger.fakes import concrete_fakes
 from floorplan.ledger.inputs import filled, resized
-from floorplan.ledger.losses import LOSSES, target_like
+from floorplan.ledger.kernels import on_fakes
+from floorplan.ledger.losses import Loss, Named, Shared, as_loss, loss_named, spelled, target_like, ungraded
 from floorplan.ledger.run import Step
 from floorplan.ledger.storage import bytes_of_tensors
 from floorplan.methods.catalogue import Plan, recorded
@@ -31,6 +33,45 @@ from floorplan.torch_doors import tensors_in
 
 
 @dataclass(frozen=True)
+class Objective:
+    """What a step trains by: a loss, and an example of its target, which a loss by name need not have."""
+
+    loss: Loss
+    target: Any = None
+
+    @property
+    def name(self) -> str:
+        """The loss in words."""
+        return spelled(self.loss)
+
+    @property
+    def rows(self) -> int | None:
+        """Samples of the target; None if there is none."""
+        return next((len(t) for t in tensors_in(self.target) if t.dim()), None)
+
+    def target_of(self, returned: Any, inputs: Sequence[Any]) -> Any:
+        """The target, with a row for every row of the inputs; made of what the model returns where none was given."""
+        if self.target is None and isinstance(self.loss, Named):
+            return target_like(returned, inputs, self.loss.name)
+        batch = next((len(t) for t in tensors_in(tuple(inputs)) if t.dim()), 0)
+        other = next((t for t in tensors_in(self.target) if t.dim() and len(t) != batch), None)
+        if other is not None:
+            why = f"{list(other.shape)} for {batch} samples of the inputs"
+            raise FloorplanError(f"target: {why}; give one row a sample")
+        return self.target
+
+
+def objective(loss: str | Loss = "cross_entropy", target: Any = None) -> Objective:
+    """A loss as a user gives it; FloorplanError for one that is not known, or whose target is not."""
+    found = Objective(loss_named(loss) if isinstance(loss, str) else as_loss(loss), target)
+    if target is None and not isinstance(found.loss, Named):
+        raise FloorplanError(f"loss {found.name}: its target is not known; give target=, an example of one")
+    if target is not None and not found.rows:
+        raise FloorplanError("target: has no row; give a tensor, or tensors, with one row a sample")
+    return found
+
+
+@dataclass(frozen=True)
 class Setting:
     """What does not change from rank to rank."""
 
@@ -38,7 +79,7 @@ class Setting:
     traced: Traced | None  # its graph; None if it is adapted already
     budget: int
     batch: int | None
-    loss: str
+    by: Objective
     machines: Machines
     anchors: bool  # whether real steps of two samples set what a call costs
 
@@ -49,7 +90,7 @@ class Model:
 
     gm: fx.GraphModule
     plan: Plan  # as asked; its rank is the model's own
-    target: Tensor
+    target: Any
     net: Net
     state: int  # model and optimizer
     sample: int  # bytes of one sample of the caller's batch
@@ -74,15 +115,14 @@ def model_at(t: Setting, plan: Plan) -> Model:
         gm = adapted(s, plan, False, t.traced)[0].gm
         gm.meta["floorplan"] = recorded(plan, s.inputs)
     graph = studied(gm, s.inputs)
-    target = target_like(graph.values[graph.output.name], s.inputs, t.loss)
-    net = Net(graph, target, t.loss, Clock(t.machines))
+    target = t.by.target_of(graph.values[graph.output.name], s.inputs)
+    net = Net(graph, target, t.by.loss, Clock(t.machines))
     net.timed(_step_clock(t, net))
     state = model_state(gm)
     if not any(p.requires_grad for p in state):
         raise FloorplanError(f"{s.name}: nothing in it trains; choose other --sites or --train-head")
     trained = bytes_of_tensors([p for p in state if p.requires_grad])
-    one = [resized(v, 1) for v in (*s.inputs, target)]
-    sample = sum(bytes_of_tensors([v]) for v in tensors_in(tuple(one)))
+    sample = sum(bytes_of_tensors([v]) for v in tensors_in(resized([*s.inputs, target], 1)))
     return Model(gm, plan, target, net, bytes_of_tensors(state) + optimizer_state(trained), sample)
 
 
@@ -93,7 +133,7 @@ def streamed(m: Model, t: Setting) -> Model | None:
     """The same with inverted residuals streamed by channels; None if it has none."""
     if m.net.coupled or not m.net.wide:
         return None
-    return replace(m, net=Net(m.net.studied, m.target, t.loss, m.net.time_of, STREAM))
+    return replace(m, net=Net(m.net.studied, m.target, t.by.loss, m.net.time_of, STREAM))
 
 
 def _step_clock(t: Setting, net: Net) -> Clock:
@@ -108,7 +148,7 @@ def _step_clock(t: Setting, net: Net) -> Clock:
         given = filled((*net.inputs, net.target), n)
         return lambda: step(*given)
 
-    with undisturbed(net.gm):
+    with undisturbed(net.gm), ungraded(t.by.loss):
         return anchored(t.machines, lambda n: net.work_of(whole(n)), run) if t.anchors else Clock(t.machines)
 
 
@@ -138,16 +178,18 @@ class Reference:
 
 def reference(t: Setting, gm: fx.GraphModule, batch: int, name: str, rank: int | None = None) -> Reference:
     """The step of `batch` samples from a fake run; few real steps may say how this machine runs it."""
-    inputs, loss = t.subject.inputs, LOSSES[t.loss]
+    inputs, loss = t.subject.inputs, Shared(t.by.loss, None, 0).whole
     fakes = concrete_fakes(gm, inputs)
-    given = (*inputs, target_like(fakes.forward(), inputs, t.loss))
+    fakes.mode.allow_non_fake_inputs = True  # a loss of the user's has tensors of its own
+    given = (*inputs, t.by.target_of(fakes.forward(), inputs))
 
     def work(n: int) -> Worked:
-        return step_work(sized(n), fakes.on(sized(n).given))
+        with ungraded(t.by.loss):
+            return step_work(sized(n), fakes.on(sized(n).given))
 
     def sized(n: int) -> Step:
-        *some, target = (resized(v, n) for v in given)
-        return Step(gm, tuple(some), target, loss)
+        *some, target = resized(list(given), n)
+        return Step(gm, tuple(some), target, on_fakes(loss))
 
     def step(n: int) -> Callable[[], Tensor]:
         *some, target = filled(given, n)
@@ -159,7 +201,8 @@ def reference(t: Setting, gm: fx.GraphModule, batch: int, name: str, rank: int |
 
         return once
 
-    line = step_timeline(sized(batch), fake=fakes.on(sized(batch).given), name=f"{name}, batch {batch}")
-    with undisturbed(gm):
+    with undisturbed(gm), ungraded(t.by.loss):
         clock = anchored(t.machines, work, step) if t.anchors else Clock(t.machines)
+    with ungraded(t.by.loss):
+        line = step_timeline(sized(batch), fake=fakes.on(sized(batch).given), name=f"{name}, batch {batch}")
     return Reference(name, batch, rank, line, work(batch), clock)

@@ -10,19 +10,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from torch import Tensor
-
 from floorplan.budget.clock import TimeOf
 from floorplan.budget.profile import FITTED, LinearProfile, Profile, cuts, joints, linear, profiled, sized
+from floorplan.budget.whole import WholeLoss
 from floorplan.budget.work import Worked
-from floorplan.cost_models.peaks import Composer, Span, Unit, sizes
+from floorplan.cost_models.peaks import Composer, Head, Span, Unit, sizes
 from floorplan.errors import FloorplanError
 from floorplan.layers.fused import FusedConv
 from floorplan.ledger.fakes import Fakes, concrete_fakes
 from floorplan.ledger.inputs import resized
-from floorplan.ledger.losses import Loss, as_loss
+from floorplan.ledger.losses import Loss, as_loss, weights_of
 from floorplan.step.compile import Schedule, Step, compiled
 from floorplan.step.program import Builder
+from floorplan.step.region import seeded
+from floorplan.step.runner import needs_whole
 from floorplan.step.samples import refuse_coupled
 from floorplan.step.stream_rules import wide
 from floorplan.step.studied import Studied
@@ -47,12 +48,17 @@ class Profiles:
     def __init__(self, step: Step, fakes: Fakes, given: Sequence[Any]) -> None:
         self.step, self.fakes, self.given = step, fakes, given
         self.done: dict[int, Profile] = {}
-        self.linear: LinearProfile | None = linear(self.run(FITTED[0]), self.run(FITTED[1]), FITTED)
+
+    @cached_property
+    def linear(self) -> LinearProfile | None:
+        """The line through two runs."""
+        return linear(self.run(FITTED[0]), self.run(FITTED[1]), FITTED)
 
     def run(self, size: int) -> Profile:
         """A fake run at one size."""
         if size not in self.done:
-            self.done[size] = profiled(self.step, self.fakes.on([resized(t, size) for t in self.given]))
+            *some, target = resized(list(self.given), size)
+            self.done[size] = profiled(self.step, self.fakes.on([*some, *weights_of(self.step.loss), target]))
         return self.done[size]
 
     @cached_property
@@ -73,7 +79,7 @@ class Profiles:
 class Net:
     """An adapted model as units, each in several forms."""
 
-    def __init__(self, s: Studied, target: Tensor, loss: str | Loss, time_of: TimeOf, stream: int = 0) -> None:
+    def __init__(self, s: Studied, target: Any, loss: str | Loss, time_of: TimeOf, stream: int = 0) -> None:
         self.studied, self.target, self.loss, self.time_of, self.stream = s, target, as_loss(loss), time_of, stream
         self.gm, self.inputs = s.gm, s.inputs
         self.wide = wide(s)
@@ -85,16 +91,18 @@ class Net:
         known = s.values
         same = tuple(n.name for n in adapted if known[n.all_input_nodes[0].name].shape == known[n.name].shape)
         self.kinds = list(dict.fromkeys((((), ()), (sites, ()), (sites, same))))
+        self.whole: WholeLoss | None = None
         self.profiles = self._profiled()
         common = set.intersection(*(set(joints(r.run(FITTED[0]))) for r in self.profiles))
         edges = [-1, *sorted(common), len(self.cuts)]
         self.groups = [(a + 1, b) for a, b in zip(edges, edges[1:], strict=False)]
         self.sites = self._sites(sites)
-        self.compose = Composer(len(self.groups), self.unit, lambda m: self.sized(m, 0).head)
+        whole = self.whole
+        self.compose = Composer(len(self.groups), self.unit, self._head, whole and (lambda n: whole.at(n)[0]))
         self.exact: dict[Costed, Any] = {}
         self.sized = lru_cache(None)(lambda size, kind: sized(self.profiles[kind].at(size), self.groups))
         # Predicted times, of a unit and of a stage.
-        self.seconds = lru_cache(None)(lambda k, size, kind: self.work(k, size, kind).seconds(self.time_of))
+        self.seconds = lru_cache(None)(lambda *of: self.work(*of).seconds(self.time_of))
         self.forms, self.stage_seconds = lru_cache(None)(self._forms), lru_cache(None)(self._stage_seconds)
 
     def timed(self, time_of: TimeOf) -> None:
@@ -128,7 +136,18 @@ class Net:
         stages, given = tuple((n, 0) for n in self.cuts), (*self.inputs, self.target)
         steps = [self.step(Schedule(stages=stages, branches=b, reuse=r)) for b, r in self.kinds]
         fakes = concrete_fakes(self.gm, given)  # of the model as it lies now: in the steps' layout
+        fakes.mode.allow_non_fake_inputs = True  # a loss of the user's has tensors of its own
+        if needs_whole(self.loss, None):
+            self.whole = w = WholeLoss(steps[0], fakes, resized(given, FITTED[0]))
+            w.at(FITTED[0])
+            self.entire = Profiles(steps[0], fakes, given)
+            steps, given = [replace(step, loss=seeded, mean=False) for step in steps], (*self.inputs, w.seeds)
         return [Profiles(step, fakes, given) for step in steps]
+
+    def _head(self, size: int, entire: bool) -> Head:
+        """What follows the last unit: the loss itself, or in the second of two passes its seed."""
+        alone = entire and self.whole is not None
+        return sized(self.entire.run(size), self.groups).head if alone else self.sized(size, 0).head
 
     def _sites(self, sites: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Adapted sites of each unit."""
@@ -144,10 +163,12 @@ class Net:
         """One unit at a part size, in one of its forms."""
         return self.sized(size, kind).units[k]
 
-    def work(self, k: int, size: int, kind: int) -> Worked:
-        """What a unit computes in both directions; k = number of units: the head."""
+    def work(self, k: int, size: int, kind: int, twice: bool = False) -> Worked:
+        """What a unit computes in both directions, forward once more in two passes; k = number of units: the head."""
+        if k == len(self.groups) and self.whole is not None and not twice:
+            return self.entire.run(size).work[-1][0]
         forward, backward = self.sized(size, kind).work[k]
-        return forward.plus(backward)
+        return forward.plus(backward).plus(forward, twice and k < len(self.groups))
 
     def _forms(self, policy: str, size: int) -> tuple[int, ...]:
         """The form of each unit for parts of `size`: the merged one, the fastest, or the smallest."""
@@ -169,27 +190,33 @@ class Net:
         return Costed(batch, micro, run, self.compose.peak(batch, micro, run), self._step_seconds(batch, micro, run))
 
     def _step_seconds(self, batch: int, micro: int, stages: tuple[Span, ...]) -> float:
-        total = 0.0
+        twice = self.compose.twice(batch, micro, stages)
+        total, moved = (self.whole.at(batch)[1].seconds(self.time_of), 6.0) if self.whole and twice else (0.0, 4.0)
         for n, times in sizes(batch, micro):
             for k, s in enumerate(stages):
                 crossing = 0 if k == 0 else self.unit(s.first, n, 0).enters
-                total += times * self.time_of("all", (0.0, 4.0 * crossing, 1.0 if crossing else 0.0))
+                total += times * self.time_of("all", (0.0, moved * crossing, 1.0 if crossing else 0.0))
                 for size, q in sizes(n, s.size):
-                    total += times * q * self.stage_seconds(s, size, k == len(stages) - 1)
+                    total += times * q * self.stage_seconds(s, size, k == len(stages) - 1, twice)
         return total
 
-    def _stage_seconds(self, s: Span, size: int, last: bool) -> float:
-        found = sum(self.seconds(k, size, s.forms[k]) for k in range(s.first, s.last + 1))
-        return found + (self.seconds(len(self.groups), size, 0) if last else 0.0)
+    def _stage_seconds(self, s: Span, size: int, last: bool, twice: bool) -> float:
+        found = sum(self.seconds(k, size, s.forms[k], twice) for k in range(s.first, s.last + 1))
+        return found + (self.seconds(len(self.groups), size, 0, twice) if last else 0.0)
+
+    def twice(self, f: Costed) -> bool:
+        """Whether a schedule takes two passes."""
+        return self.compose.twice(f.batch, f.micro, f.stages)
 
     def work_of(self, f: Costed) -> Worked:
         """What the whole step computes."""
-        total = Worked()
+        twice = self.twice(f)
+        total = self.whole.at(f.batch)[1] if self.whole and twice else Worked()
         for n, times in sizes(f.batch, f.micro):
             for i, s in enumerate(f.stages):
                 for size, q in sizes(n, s.size):
-                    parts = [self.work(k, size, s.forms[k]) for k in range(s.first, s.last + 1)]
-                    parts += [self.work(len(self.groups), size, 0)] if i == len(f.stages) - 1 else []
+                    parts = [self.work(k, size, s.forms[k], twice) for k in range(s.first, s.last + 1)]
+                    parts += [self.work(len(self.groups), size, 0, twice)] if i == len(f.stages) - 1 else []
                     for p in parts:
                         total = total.plus(p, times * q)
         return total

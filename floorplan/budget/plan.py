@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from floorplan.budget import resident
 from floorplan.budget.clock import Clock, Machines, error_of
 from floorplan.budget.machine import by_kind
-from floorplan.budget.model import Model, Reference, Setting, model_at, reference, streamed
+from floorplan.budget.model import Model, Objective, Reference, Setting, model_at, objective, reference, streamed
 from floorplan.budget.net import Costed
 from floorplan.budget.report import PlanReport, PlanRow
 from floorplan.budget.search import exact, fastest, largest, one_more_than, schedules, smallest, uncut
@@ -25,7 +25,7 @@ from floorplan.errors import FloorplanError
 from floorplan.layers.adapter import adapter_rank
 from floorplan.layers.layer import model_state
 from floorplan.ledger.inputs import filled
-from floorplan.ledger.losses import loss_named
+from floorplan.ledger.losses import LOSSES, Loss
 from floorplan.methods.catalogue import Options, Plan, plans_of
 from floorplan.methods.rewrite import adapted, traced_source
 from floorplan.methods.subject import Shapes, Source, subject_of
@@ -42,7 +42,8 @@ def plan(
     *,
     batch: int | None = None,
     ranks: Sequence[int] = (2,),
-    loss: str = "cross_entropy",
+    loss: str | Loss = "cross_entropy",
+    target: Any = None,
     method: str = "memflora",
     sites: str = "auto",
     seed: int = 0,
@@ -57,32 +58,32 @@ def plan(
     """The fastest schedule of a training step that fits `budget`, by closed forms from few fake runs.
 
     budget: bytes, or "32MB". batch: samples of a step; None: as many as fit. ranks: the largest that fits is taken.
+    loss: as `compile_step` takes it; one that is not torch's needs an example of its `target`, with a row a sample.
     machines: what this machine does, as budget.machine.by_kind measures it. measured: run the chosen step too.
     """
     plans = plans_of((method,), ranks, Options(sites=sites, seed=seed, train_head=train_head))
     source = Source(model, inputs, batch, shapes, weights, allow, trust)
-    return planned(source, bytes_of(budget), plans, loss, measured, machines)
+    return planned(source, bytes_of(budget), plans, objective(loss, target), measured, machines)
 
 
 def planned(
-    source: Source, budget: int, plans: Sequence[Plan], loss: str, measured: bool, machines: Machines | None = None
+    source: Source, budget: int, plans: Sequence[Plan], by: Objective, measured: bool, machines: Machines | None = None
 ) -> PlanReport:
     """`plan` of a request; the plans differ in their ranks, and the largest that fits is taken."""
-    loss_named(loss)
     if min((p.options.rank for p in plans), default=0) < 1 or (source.batch is not None and source.batch < 1):
         raise FloorplanError("--batch, --rank: whole numbers of 1 or more")
-    s = subject_of(replace(source, batch=2))
+    s = subject_of(replace(source, batch=by.rows or 2))
     device = next((t.device for t in model_state(s.model)), torch.device("cpu"))
     known = by_kind(device, CALIBRATION) if machines is None else machines
     graph = traced_source(s) if adapter_rank(s.model) is None else None
-    setting = Setting(s, graph, budget, source.batch, loss, known, machines is None)
+    setting = Setting(s, graph, budget, source.batch, by, known, machines is None)
     tried = _first(setting, plans)
     report = _report(setting, tried)
     if not measured:
         return report
     report, plan = _measured(report, tried.model), tried.model.plan
     plain = not (source.weights or source.allow or source.trust or plan.options.train_head)
-    grows = isinstance(source.model, str) and plain and plan.method == "memflora"
+    grows = isinstance(source.model, str) and plain and plan.method == "memflora" and LOSSES.get(by.name) is by.loss
     return _grown(report, str(source.model), setting) if grows else report
 
 
@@ -130,7 +131,9 @@ def _row(m: Model, f: Costed, base: float | None) -> PlanRow:
     branched = len(schedule.branches or ())
     name = str(schedule) + (f", {branched} site{'s' * (branched > 1)} as branches" if branched else "")
     ratio, macs = f.seconds / base if base else None, round(m.net.work_of(f).macs)
-    return PlanRow(name, f.batch, m.rank, f.peak, kept, m.state, m.sample * f.batch, ratio, macs, schedule)
+    passes = 1 + m.net.twice(f)
+    row = PlanRow(name, f.batch, m.rank, f.peak, kept, m.state, m.sample * f.batch, ratio, macs, schedule, passes)
+    return replace(row, program=f"{name}, two passes") if passes == 2 else row
 
 
 def _front(found: Sequence[Costed]) -> list[Costed]:
@@ -149,10 +152,10 @@ def _report(t: Setting, tried: Tried) -> PlanReport:
     references = _references(t, m, batch)
     full = references[0] if len(references) > 1 else None
     base = full.seconds if full else None
-    options = {**m.plan.as_dict(), "loss": t.loss, "input": _shapes(t)}
+    options = {**m.plan.as_dict(), "loss": t.by.name, "input": _shapes(t)}
     clocks = [c for c in (m.net.time_of, *(r.clock for r in references)) if isinstance(c, Clock)]
     rows, front = tuple(r.row(base) for r in references), tuple(_row(m, f, base) for f in _front(tried.found))
-    notes = (*t.subject.notes, *([m.net.coupled] if m.net.coupled else []))
+    notes = (*t.subject.notes, *([m.net.coupled] if m.net.coupled else []), *_why_twice(t, m))
     report = PlanReport(t.subject.name, t.budget, options, rows, front, None, notes=notes, time_model=error_of(clocks))
     report = replace(report, before=full.timeline if full else None, module=m.gm)
     if tried.choice is None:
@@ -160,6 +163,12 @@ def _report(t: Setting, tried: Tried) -> PlanReport:
     report = _chosen(report, m, tried.choice, base)
     one_more = one_more_than(m, tried.choice, t.batch is None)
     return replace(report, one_more=one_more, batches=tuple(_smaller(t, m, batch, base)) if t.batch is None else ())
+
+
+def _why_twice(t: Setting, m: Model) -> Iterator[str]:
+    if m.net.whole is not None and not m.net.coupled:
+        why = f"the loss is not known to add up over samples: {t.by.name}"
+        yield f"{why} sees the outputs of the whole batch, for which a schedule with parts before it takes two passes"
 
 
 def _shapes(t: Setting) -> list[list[int]]:
@@ -234,7 +243,7 @@ def _grown(report: PlanReport, model: str, t: Setting) -> PlanReport:
     if c is None or c.schedule is None or report.measured is None:
         return report
     plan = {k: report.options[k] for k in ("method", "rank", "sites", "seed", "train_head")}
-    options = {"model": model, "batch": c.batch, "schedule": c.schedule.as_dict(), "loss": t.loss, "plan": plan}
+    options = {"model": model, "batch": c.batch, "schedule": c.schedule.as_dict(), "loss": t.by.name, "plan": plan}
     spec, threads = f"{resident.__name__}:compiled_step", torch.get_num_threads()
     try:
         grown = resident.resident_growth(spec, {**options, "shapes": _shapes(t)}, threads=threads).growth

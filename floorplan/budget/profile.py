@@ -5,6 +5,7 @@
     sized(profile, groups)          -> Sized            the numbers that cost_models.peaks composes
 
 The head runs twice, once as a part of a batch and once as the whole of it: the share of the loss is a factor.
+Of the second of two passes it starts from gradients of the outputs, and runs forward alone too, as in the first.
 """
 
 from collections.abc import Sequence
@@ -22,12 +23,13 @@ from floorplan.cost_models.peaks import Back, Head, Unit
 from floorplan.layers.layer import model_state
 from floorplan.ledger import run as ledger
 from floorplan.ledger.fakes import Fakes
-from floorplan.ledger.losses import Shared
+from floorplan.ledger.losses import Shared, faked, trained_in, ungraded, weights_of
 from floorplan.ledger.storage import StorageTracker
 from floorplan.step.compile import Step
+from floorplan.step.region import seeded
 from floorplan.step.runner import Runner
 from floorplan.step.studied import Studied
-from floorplan.torch_doors import storage_key
+from floorplan.torch_doors import storage_key, tensors_in
 
 Window = tuple[int, int]
 FITTED = (8, 16)  # samples: multiples of 8, where packed masks fill whole bytes
@@ -51,7 +53,10 @@ class Profile:
     grads: frozenset[int]
     loss: int
     mean: bool  # the loss is scaled by a part's share of the batch
-    work: tuple[tuple[Worked, Worked], ...]  # of each unit, forward and backward; the head's last
+    work: tuple[tuple[Worked, Worked], ...]  # of each unit, forward and backward; the head's last, and its forward
+    ahead: Window = (0, 0)  # the head forward alone
+    outputs: tuple[int, ...] = ()  # what the model returns
+    seeds: tuple[int, ...] = ()  # gradients of the outputs, of a step that starts from them
 
     @property
     def events(self) -> tuple[Any, ...]:
@@ -89,16 +94,18 @@ def linear(low: Profile, high: Profile, sizes: tuple[int, int]) -> LinearProfile
 
 
 def profiled(step: Step, fakes: Fakes) -> Profile:
-    """One run of a step whose stages are all whole, on fakes of its model, inputs and target."""
-    work, drivers = Work(), list[_Driver]()
+    """One run of a step whose stages are all whole, on fakes of its model, inputs, weights of the loss, and target."""
+    work, drivers, n = Work(), list[_Driver](), len(fakes.inputs) - 1 - len(weights_of(step.loss))
 
     def drive(model: nn.Module, given: tuple[Any, ...], tracker: StorageTracker) -> None:
-        runner: Runner = step.bound(model, tracker.enter).__self__  # type: ignore[attr-defined]
-        drivers.append(_Driver(runner, tracker, work, model_state(model)))
+        loss = seeded if step.loss is seeded else faked(step.loss, given[n:-1])
+        runner: Runner = step.bound(model, tracker.enter, loss).__self__  # type: ignore[attr-defined]
+        drivers.append(_Driver(runner, tracker, work, [*model_state(model), *trained_in(step.loss)]))
         with torch.no_grad():
-            drivers[0].all(list(given[:-1]), given[-1])
+            drivers[0].all(list(given[:n]), given[-1])
 
-    ledger.run(ledger.Step(fakes.gm, fakes.inputs, drive=drive), ledger.Watch(within=lambda _: work), fakes)
+    with ungraded(step.loss):
+        ledger.run(ledger.Step(fakes.gm, fakes.inputs, drive=drive), ledger.Watch(within=lambda _: work), fakes)
     return drivers[0].result()
 
 
@@ -113,6 +120,8 @@ class _Driver:
         self.enters: list[tuple[int, ...]] = []
         self.grad_in, self.grad_out = [-1] * n, [-1] * n
         self.work: list[list[Worked]] = [[Worked(), Worked()] for _ in range(n + 1)]
+        self.ahead: Window = (0, 0)
+        self.outputs, self.seeds = tuple[int, ...](), tuple[int, ...]()
 
     def _now(self) -> int:
         return len(self.tracker.timeline.lives)
@@ -121,7 +130,23 @@ class _Driver:
         keys = [storage_key(v) for v in values if isinstance(v, Tensor)]
         return tuple(dict.fromkeys(self.tracker.alive[k] for k in keys if k in self.tracker.alive))
 
-    def all(self, box: list[Any], target: Tensor) -> None:
+    def _ahead(self, box: list[Any]) -> None:
+        """The head forward alone, as the first of two passes runs it."""
+        start = self._now()
+        self.counted.take()
+        returned = self.runner.head.outputs(box)
+        self.ahead, self.outputs = (start, self._now()), self._blocks(list(tensors_in(returned)))
+        self.work[-1][1] = self.counted.take()
+
+    def _seeds(self, target: Any) -> Any:
+        """A target as the head takes it: seeds with memory of their own, which goes with their last use."""
+        if self.runner.loss is not seeded:
+            return target
+        own = [t if t is None else t.clone() for t in target]
+        self.seeds = self._blocks(own)
+        return own
+
+    def all(self, box: list[Any], target: Any) -> None:
         """Forward, head, backward, and the head once more."""
         kept: list[list[Any]] = []
         for k, s in enumerate(self.runner.stages):
@@ -134,11 +159,14 @@ class _Driver:
             self.forward.append((start, self._now()))
             self.work[k][0] = self.counted.take()
         self.enters.append(self._blocks(box))
+        if self.runner.loss is seeded:
+            self._ahead(box[:])
         shapes = [t.clone() if isinstance(t, Tensor) else t for t in box]
-        start = self._now()
         self.tracker.enter("loss", "loss")
+        given = [self._seeds(target)]
+        start = self._now()
         self.counted.take()
-        loss, *grads = self.runner.head.finish(self.shared.part, 0.5, target, box)
+        loss, *grads = self.runner.head.finish(self.shared.part, 0.5, given.pop(), box)
         self.head, self.loss = (start, self._now()), self._blocks([loss])[0]
         self.work[-1][0] = self.counted.take()
         self._return(kept, grads)
@@ -158,7 +186,7 @@ class _Driver:
             self.grad_out[k] = next(iter(self._blocks(grads)), -1)
             self.work[k][1] = self.counted.take()
 
-    def _again(self, box: list[Any], target: Tensor, loss: Tensor) -> None:
+    def _again(self, box: list[Any], target: Any, loss: Tensor) -> None:
         old = [t.grad for t in self.state]
         for t in self.state:
             t.grad = None
@@ -179,7 +207,8 @@ class _Driver:
         enters, came, left = tuple(self.enters), tuple(self.grad_in), tuple(self.grad_out)
         work, ends = tuple((f, b) for f, b in self.work), tuple(map(int, died))
         grads, loss, mean = self.grads, self.loss, self.shared.scaled
-        return Profile(ends, nbytes, what, *windows, enters, self.copies, came, left, grads, loss, mean, work)
+        found = Profile(ends, nbytes, what, *windows, enters, self.copies, came, left, grads, loss, mean, work)
+        return replace(found, ahead=self.ahead, outputs=self.outputs, seeds=self.seeds)
 
 
 def cuts(s: Studied) -> list[str]:
@@ -253,7 +282,8 @@ def _unit(t: Profile, first: int, last: int) -> Unit:
         out = t.grad_out[first]
         learns, through = out >= 0, out >= 0 and out in came
     total = sum(t.nbytes[i] for i in kept)
-    return Unit(sum(t.nbytes[i] for i in enters), owned, alone, total, made, back, learns, through)
+    until = _curve(t, (window[0], min([window[1], *(t.died[i] for i in enters)])), (), False)
+    return Unit(sum(t.nbytes[i] for i in enters), owned, alone, total, made, back, learns, through, until)
 
 
 def _head(t: Profile) -> Head:
@@ -262,4 +292,6 @@ def _head(t: Profile) -> Head:
     grads = sum(t.nbytes[i] for i in t.grads if t.head[0] <= i < t.head[1])
     enters = sum(t.nbytes[i] for i in t.enters[-1])
     parts = shared if t.mean else alone
-    return Head(enters, (alone[0], alone[1]), (parts[0], parts[1]), grads, t.nbytes[t.loss])
+    first, outputs = _curve(t, t.ahead, t.enters[-1], False), sum(t.nbytes[i] for i in t.outputs)
+    made = Head(enters, (alone[0], alone[1]), (parts[0], parts[1]), grads, t.nbytes[t.loss], first, outputs)
+    return replace(made, given=t.grad_in[-1] in t.seeds)

@@ -26,6 +26,7 @@ class PlanRow:
     time_ratio: float | None  # predicted, to full fine-tuning of the same batch
     macs: int
     schedule: Schedule | None = None
+    passes: int = 1  # 2: forward for the outputs of the whole batch first
 
     @property
     def total(self) -> int:
@@ -46,6 +47,7 @@ class PlanRow:
             "total": self.total,
             "time_ratio": self.time_ratio,
             "macs": self.macs,
+            "passes": self.passes,
             "plan": self.schedule.as_dict() if self.schedule else None,
         }
 

@@ -161,15 +161,12 @@ def fastest(net: Net, found: Sequence[Costed], room: int) -> Costed | None:
 
 
 def exact(net: Net, f: Costed) -> tuple[Step, StepTimeline]:
-    """The compiled step of a schedule and its exact timeline on fakes; alike micro-batches are run three times."""
+    """The compiled step of a schedule and its exact timeline on fakes; of alike micro-batches some are run."""
     if f in net.exact:
         return net.exact[f]  # type: ignore[no-any-return]
     step = net.step(net.schedule(f))
-    n = f.batch
-    if f.micro and n > 4 * f.micro:
-        n = 3 * f.micro + n % f.micro
-    given = tuple(resized(v, n) for v in net.inputs)
-    net.exact[f] = found = step, predict(step, given, resized(net.target, n))
+    *given, target = resized([*net.inputs, net.target], f.batch)
+    net.exact[f] = found = step, predict(step, given, target, few=True)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from floorplan.budget.model import objective
 from floorplan.budget.plan import bytes_of, planned
 from floorplan.budget.report import PlanReport
 from floorplan.cli.options import Batch, Loss, Measure, MethodOptions, ModelOptions, Outputs, busy, numbers
@@ -92,7 +93,7 @@ def plan(
     to.ready(given.model, given.weights, files=exports.files)
     plans = plans_of((how.method,), numbers("--rank", rank), how.options())
     with busy(f"planning {given.model}"):
-        found = planned(given.source(batch), bytes_of(budget), plans, loss, measure)
+        found = planned(given.source(batch), bytes_of(budget), plans, objective(loss), measure)
         if found.choice is not None:
             exports.write(found)
     if to.write(found) and found.after is not None:

@@ -6,7 +6,8 @@ any other    two passes                        it sees the outputs of the whole 
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.ledger.fakes import concrete_fakes
+from floorplan.ledger.kernels import on_fakes
 from floorplan.torch_doors import FakeTensor, hooks_of, tensors_in
 
 Loss = Callable[[Any, Any], Tensor]  # (what the model returns, target) -> scalar, or one value a sample
@@ -175,6 +177,43 @@ def as_loss(given: Any) -> Loss:
     return given  # type: ignore[no-any-return]
 
 
+def weights_of(loss: Loss) -> list[Tensor]:
+    """The tensors of a loss of torch, which a run on fakes has beside its inputs."""
+    return loss.weights if isinstance(loss, Named) else []
+
+
+def faked(loss: Loss, weights: Sequence[Tensor]) -> Loss:
+    """A loss that fakes go through as real tensors do, with fakes of its weights."""
+    return loss.on(weights) if isinstance(loss, Named) else on_fakes(loss)
+
+
+def trained_in(loss: Loss) -> list[nn.Parameter]:
+    """What trains in a loss that is a module of the user's."""
+    return list(loss.parameters()) if isinstance(loss, nn.Module) else []
+
+
+@contextmanager
+def ungraded(loss: Loss) -> Iterator[None]:
+    """What trains in a loss starts without a gradient, as the model of a run does, and has its own again afterwards."""
+    grads = [(p, p.grad) for p in trained_in(loss)]
+    for p, _ in grads:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, g in grads:
+            p.grad = g
+
+
+def spelled(loss: Loss) -> str:
+    """A loss in words: torch's name and options, or what Python calls it."""
+    if not isinstance(loss, Named):
+        return str(getattr(loss, "__name__", type(loss).__name__))
+    given = {**loss.options, "reduction": loss.reduction} if loss.given else {}
+    known = {k: list(v.shape) if isinstance(v, Tensor) else v for k, v in given.items() if v is not None}
+    return loss.name + (f"({', '.join(f'{k}={v}' for k, v in known.items())})" if known else "")
+
+
 @dataclass(frozen=True)
 class Shared:
     """The loss of a batch of `size` samples as its parts have it; count: what its mean divides by, None: samples.
@@ -205,7 +244,7 @@ class Shared:
         if not isinstance(value, Tensor):
             raise FloorplanError(f"loss: returns a {type(value).__name__}; return a tensor: one value, or one a sample")
         if value.numel() == 1:
-            return value.reshape(())
+            return value.reshape(()) if value.dim() else value
         rows = next((len(t) for t in tensors_in(out) if t.dim()), 0)
         if value.shape != (rows,):
             raise FloorplanError(f"loss: returns shape {list(value.shape)}; return one value, or one a sample")

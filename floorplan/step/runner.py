@@ -50,6 +50,7 @@ class Runner:
     loss: Loss
     mean: bool | None = None  # the user says that the loss is a mean over samples (or a sum); None: nobody does
     at: Callable[[str, str], None] | None = None  # told when the head begins
+    few: bool = False  # of alike micro-batches those alone that can be the fullest: on fakes
 
     def __post_init__(self) -> None:
         """A loss of torch is known by itself, in a step that was written to a file too."""
@@ -72,7 +73,7 @@ class Runner:
     def _once(self, inputs: Sequence[Any], target: Any, loss: Shared) -> Tensor:
         """Micro-batch by micro-batch, forward and backward."""
         total: Tensor | None = None
-        for part in _parts(loss.size, self.micro):
+        for part in self._micros(loss.size):
             box = [sliced(a, part, loss.size) for a in inputs]
             value = self._down(0, box, sliced(target, part, loss.size), loss)[0]
             total = value if total is None else total.add_(value)
@@ -81,9 +82,9 @@ class Runner:
 
     def _twice(self, inputs: Sequence[Any], target: Any, n: int) -> Tensor:
         """Outputs first, the loss of the whole batch, and all once more from its gradient, with the same draws."""
-        draws, outputs = _Draws(inputs), _Outputs(n)
+        draws, outputs = _Draws(inputs), Outputs(n)
         start = draws.now()
-        for part in _parts(n, self.micro):
+        for part in self._micros(n):
             self._ahead(0, [sliced(a, part, n) for a in inputs], outputs)
         drawn = draws.now()
         if self.at is not None:
@@ -97,7 +98,11 @@ class Runner:
         draws.go_on(after)
         return value
 
-    def _ahead(self, k: int, box: Box, outputs: "_Outputs") -> None:
+    def _micros(self, n: int) -> list[slice]:
+        found = _parts(n, self.micro)
+        return [*found[:3], *found[-2:]] if self.few and len(found) > 5 else found
+
+    def _ahead(self, k: int, box: Box, outputs: "Outputs") -> None:
         """Stage k and all behind it, forward alone."""
         n, s, last = _samples(box), self.stages[k], k == len(self.stages) - 1
         args, whole = box[:], _Assembled(n)
@@ -200,7 +205,7 @@ class _Assembled:
         return out
 
 
-class _Outputs:
+class Outputs:
     """What the model returns for a whole batch, put together part by part, and the loss of it."""
 
     def __init__(self, n: int) -> None:
@@ -279,4 +284,4 @@ def sliced(tree: Any, part: slice, n: int) -> Any:
     return tree if part == slice(0, n) else map_tensors(cut, tree)
 
 
-__all__ = ["Runner", "Stage"]
+__all__ = ["Outputs", "Runner", "Stage"]

@@ -4,38 +4,43 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from floorplan.layers.layer import model_state
 from floorplan.ledger import run as ledger
 from floorplan.ledger.fakes import concrete_fakes
-from floorplan.ledger.kernels import on_fakes
-from floorplan.ledger.losses import Loss, Named
+from floorplan.ledger.losses import faked, ungraded, weights_of
 from floorplan.ledger.storage import StorageTracker, bytes_of_tensors
 from floorplan.step.compile import Step
 from floorplan.step.guard import refuse_unsplit
+from floorplan.step.runner import Runner
 from floorplan.timeline.blocks import Block, StepTimeline
 from floorplan.timeline.run import apart, timeline_of
 
 
-def predict(step: Step, inputs: Sequence[Any], target: Tensor) -> StepTimeline:
-    """Every storage of the step at these sizes, from one run on fake tensors; values are not read."""
-    return _seen(step, step.program.gm, inputs, target, fake=True)
+def predict(step: Step, inputs: Sequence[Any], target: Any, few: bool = False) -> StepTimeline:
+    """Every storage of the step at these sizes, from one run on fake tensors; values are not read.
+
+    few: of alike micro-batches only those are run that can be the fullest.
+    """
+    return _seen(step, step.program.gm, inputs, target, few)
 
 
-def measure(step: Step, inputs: Sequence[Any], target: Tensor) -> StepTimeline:
+def measure(step: Step, inputs: Sequence[Any], target: Any) -> StepTimeline:
     """The same of a real step; buffers, gradients and the random state are put back."""
-    return _seen(step, step.module, inputs, target, fake=False)
+    return _seen(step, step.module, inputs, target)
 
 
-def _seen(step: Step, model: nn.Module, inputs: Sequence[Any], target: Tensor, fake: bool) -> StepTimeline:
-    weights, n = step.loss.weights if isinstance(step.loss, Named) else [], len(inputs)
+def _seen(step: Step, model: nn.Module, inputs: Sequence[Any], target: Any, few: bool | None = None) -> StepTimeline:
+    """few: of a run on fakes; None: a real one."""
+    fake = few is not None
+    weights, n = weights_of(step.loss), len(inputs)
 
     def drive(model: nn.Module, given: tuple[Any, ...], tracker: StorageTracker) -> Any:
         refuse_unsplit(step, given[:n], given[-1])  # as the first call does
-        loss: Loss = step.loss.on(given[n:-1]) if isinstance(step.loss, Named) else step.loss
-        loss = on_fakes(loss) if fake and loss is step.loss else loss
-        out = step.bound(model, tracker.enter, loss)(given[:n], given[-1])
+        loss = faked(step.loss, given[n:-1]) if fake else step.loss
+        runner: Runner = step.bound(model, tracker.enter, loss).__self__  # type: ignore[attr-defined]
+        out = replace(runner, few=bool(few)).step(given[:n], given[-1])
         tracker.enter("", "optimizer")
         return out
 
@@ -43,7 +48,8 @@ def _seen(step: Step, model: nn.Module, inputs: Sequence[Any], target: Tensor, f
     fakes = concrete_fakes(model, driven.given) if fake else False
     if not isinstance(fakes, bool):
         fakes.mode.allow_non_fake_inputs = True  # a loss of the user's has weights of its own
-    seen = ledger.run(driven, fake=fakes)
+    with ungraded(step.loss):
+        seen = ledger.run(driven, fake=fakes)
     trained = bytes_of_tensors([t for t in model_state(model) if t.requires_grad])
     found = timeline_of(seen, str(step.schedule), apart(replace(driven, inputs=tuple(inputs)), 2 * trained))
     return replace(found, blocks=tuple(_with_role(b, found.blocks) for b in found.blocks))

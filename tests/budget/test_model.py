@@ -8,7 +8,7 @@ from plans import MACHINES, model_of
 from torch import nn
 
 from floorplan.budget.clock import Clock
-from floorplan.budget.model import Setting, model_at, reference, streamed
+from floorplan.budget.model import Setting, model_at, objective, reference, streamed
 from floorplan.budget.work import step_work
 from floorplan.errors import FloorplanError
 from floorplan.ledger.inputs import resized
@@ -25,7 +25,7 @@ TWO = Plan("memflora", Options(rank=2))
 
 def setting(model: nn.Module, x: torch.Tensor, loss: str = "cross_entropy") -> Setting:
     s = subject_of(Source(model, x))
-    return Setting(s, traced_source(s), 1 << 30, None, loss, MACHINES, False)
+    return Setting(s, traced_source(s), 1 << 30, None, objective(loss), MACHINES, False)
 
 
 def test_the_constants_of_a_plan() -> None:
@@ -53,7 +53,7 @@ def test_a_model_that_is_adapted_keeps_its_rank() -> None:
     model, x = model_of("residual")
     done = model_at(setting(model, x), TWO)
     s = subject_of(Source(done.gm, x))
-    again = model_at(Setting(s, None, 1 << 30, None, "cross_entropy", MACHINES, False), Plan("memflora", Options(5)))
+    again = model_at(Setting(s, None, 1 << 30, None, objective(), MACHINES, False), Plan("memflora", Options(5)))
     assert again.gm is done.gm and again.rank == 2 and again.state == done.state
 
 
@@ -76,7 +76,7 @@ def test_a_reference_is_the_step_of_fresh_fakes(loss: str) -> None:
     model, x = model_of("residual")
     s = subject_of(Source(model, x))
     gm = adapted(s, Plan("full", Options()), verified=False)[0].gm
-    found = reference(Setting(s, None, 0, None, loss, MACHINES, False), gm, 5, "full")
+    found = reference(Setting(s, None, 0, None, objective(loss), MACHINES, False), gm, 5, "full")
     target = resized(target_for(gm, (x,), loss), 5)
     step = Step(gm, (torch.zeros(5, 3, 16, 16),), target, LOSSES[loss])
     assert found.timeline == step_timeline(step, name="full, batch 5")

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from losses import contrastive
 from plans import MACHINES, model_of
 from small import Inverted
 from torch import nn
 
-from floorplan import FloorplanError, load, rewrite, save
+from floorplan import FloorplanError, load, loss, rewrite, save
 from floorplan.budget.plan import bytes_of, plan
 from floorplan.budget.report import PlanReport
 from floorplan.step.compile import compile_step
@@ -100,6 +101,40 @@ def test_a_plan_feeds_rewrite_and_compile_step(tmp_path: Path) -> None:
 def test_options_that_are_none(options: dict[str, Any]) -> None:
     with pytest.raises(FloorplanError, match="--loss|--batch"):
         made("1MB", **options)
+
+
+def test_a_loss_of_the_whole_batch_is_planned_in_two_passes() -> None:
+    tight = made(100_000, batch=BATCH, loss=contrastive, target=torch.arange(2), measured=True)
+    assert tight.choice is not None and tight.choice.passes == 2 and tight.choice.program.endswith(", two passes")
+    assert tight.measured is not None and tight.measured["requested_peak"] == tight.choice.requested_peak
+    (note,) = (n for n in tight.notes if "two passes" in n)
+    assert note.startswith("the loss is not known to add up over samples: contrastive sees the outputs")
+    document = tight.as_json()
+    assert document["choice"]["passes"] == 2 and document["options"]["loss"] == "contrastive"
+    assert all(r.passes == 1 for r in tight.references)
+    roomy = made("1MB", batch=BATCH, loss=contrastive, target=torch.arange(2))
+    assert roomy.choice is not None and roomy.choice.passes == 1 and "two passes" not in roomy.choice.program
+
+
+def test_losses_of_torch_keep_their_options() -> None:
+    own = loss("cross_entropy", ignore_index=3, weight=torch.rand(5))
+    report = made("150kB", batch=BATCH, loss=own, measured=True)
+    assert report.choice is not None and report.choice.passes == 1 and report.measured is not None
+    assert report.measured["requested_peak"] == report.choice.requested_peak
+    assert report.options["loss"] == "cross_entropy(ignore_index=3, weight=[5], reduction=mean)"
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (None, "loss contrastive: its target is not known; give target=, an example of one"),
+        (torch.arange(3), r"target: \[3\] for 2 samples of the inputs; give one row a sample"),
+        (torch.tensor(1), "target: has no row"),
+    ],
+)
+def test_a_target_that_is_none(target: Any, words: str) -> None:
+    with pytest.raises(FloorplanError, match=words):
+        made("1MB", loss=contrastive, target=target)
 
 
 def test_wide_maps_are_streamed_where_nothing_else_fits() -> None:

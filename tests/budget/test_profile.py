@@ -67,8 +67,8 @@ def test_a_cut_is_where_one_value_crosses_and_is_let_go() -> None:
 
 def test_units_by_themselves() -> None:
     found = sized(STEP, [(0, 0), (1, 1)])
-    assert found.units[0] == Unit(0, 20, 20, 0, 3, Back(23, 23, 3, 3), False)
-    assert found.units[1] == Unit(20, 25, 13, 5, 6, Back(31, 25, 31, 25), True)
+    assert found.units[0] == Unit(0, 20, 20, 0, 3, Back(23, 23, 3, 3), False, until=20)
+    assert found.units[1] == Unit(20, 25, 13, 5, 6, Back(31, 25, 31, 25), True, until=5)
     assert found.head == Head(8, (4, 4), (12, 12), 0, 4)
     assert sized(replace(STEP, mean=False), [(0, 1)]).head.shared == (4, 4)  # a sum needs no share of the loss
 

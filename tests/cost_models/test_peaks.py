@@ -2,7 +2,7 @@
 
 import pytest
 
-from floorplan.cost_models.peaks import Back, Composer, Head, Span, Unit, sizes
+from floorplan.cost_models.peaks import Back, Composer, Head, Span, Unit, Whole, sizes
 
 
 def unit(k: int, size: int, form: int) -> Unit:
@@ -14,7 +14,7 @@ def unit(k: int, size: int, form: int) -> Unit:
     return Unit(20 * size, wide * size, (wide - 20) * size, 5 * size, 8, back, True)
 
 
-def head(size: int) -> Head:
+def head(size: int, entire: bool) -> Head:
     return Head(4 * size, (9 * size, 12 * size), (10 * size, 13 * size), 2, 4)
 
 
@@ -61,6 +61,26 @@ def test_the_last_stage_goes_there_and_back_part_by_part(size: int) -> None:
     forward = 7 * 10 + 100 + 8 * 20
     parts = 8 * 10 + 8 * 20 + size * 50 + (8 + 2) + 4 * min(8 // size - 1, 2)
     assert peak(8, 0, *stages) == max(forward, parts)
+
+
+def twice(batch: int, micro: int, *stages: Span) -> int:
+    """A loss of all pairs behind two units, outputs of 4 bytes a sample."""
+
+    def seed(size: int, entire: bool) -> Head:
+        return Head(4 * size, (9 * size,) * 2, (9 * size,) * 2, 2, 4, ahead=7 * size, outputs=4 * size)
+
+    def whole(n: int) -> Whole:
+        return Whole(4 * n, 5 * n * n, 4 * n + 4)
+
+    return Composer(2, unit, seed, whole).peak(batch, micro, stages)
+
+
+def test_two_passes_hold_outputs_and_their_gradients() -> None:
+    whole = Span(0, 1, 0, (0, 0))
+    assert twice(8, 0, whole) == 8 * 100  # the loss sees the batch at once: one pass
+    grads = 6 + 8 + 2
+    assert twice(8, 4, whole) == (4 * 8 + 4) + 4 * 100 + grads + 4  # the second pass, gradients of outputs held
+    assert twice(64, 1, whole) == 5 * 64 * 64  # the loss itself
 
 
 def test_what_waits_for_the_backward() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
 from floorplan.graph.trace import trace
-from floorplan.ledger.inputs import arguments, infer_shape, make_inputs, smaller_inputs
+from floorplan.ledger.inputs import arguments, infer_shape, make_inputs, resized, smaller_inputs
 
 
 def test_a_convolutional_net_takes_the_first_size() -> None:
@@ -76,3 +76,13 @@ def test_arguments_of_a_forward() -> None:
     a, b = torch.zeros(1), torch.zeros(2)
     assert arguments(a) == (a,) and arguments({"a": a}) == ({"a": a},)
     assert arguments([a, b]) == arguments((a, b)) == (a, b)
+
+
+def test_nests_are_resized() -> None:
+    given = {
+        "map": torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        "more": [torch.zeros(2), torch.tensor(1.0), 7],
+    }
+    found = resized(given, 5)
+    assert found["map"].shape == (5, 3, 4, 4) and found["map"].is_contiguous(memory_format=torch.channels_last)
+    assert found["more"][0].shape == (5,) and found["more"][1].dim() == 0 and found["more"][2] == 7

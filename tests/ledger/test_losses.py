@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from losses import each
 from torch import Tensor, nn
 
 from floorplan.errors import FloorplanError
@@ -15,10 +16,15 @@ from floorplan.ledger.losses import (
     Shared,
     as_loss,
     cross_entropy,
+    faked,
     loss,
     loss_named,
+    spelled,
     target_for,
     target_like,
+    trained_in,
+    ungraded,
+    weights_of,
 )
 
 
@@ -188,3 +194,27 @@ def test_one_value_a_sample_is_reduced() -> None:
     for mean, want in ((None, each.mean()), (True, each.mean()), (False, each.sum())):
         torch.testing.assert_close(Shared(own, mean, 6).whole(MAP, ODDS), want)
         torch.testing.assert_close(parted(own, MAP, ODDS, (4, 2), mean), want)
+
+
+def test_a_loss_on_fakes_has_fakes_of_its_weights() -> None:
+    own, w = loss("cross_entropy", weight=torch.rand(5)), torch.ones(5)
+    assert [t.shape for t in weights_of(own)] == [(5,)] and not weights_of(max)
+    found = faked(own, [w])
+    assert isinstance(found, Named) and found.weights[0] is w
+    numbers = torch.arange(3)
+    assert torch.equal(faked(lambda o, y: F.one_hot(y, 5), [])(None, numbers), F.one_hot(numbers, 5))
+
+
+def test_a_loss_in_words() -> None:
+    assert spelled(LOSSES["mse"]) == "mse" and spelled(each) == "each" and spelled(nn.Softplus()) == "Softplus"
+    assert spelled(loss("nll", weight=torch.rand(5))) == "nll(weight=[5], reduction=mean)"
+
+
+def test_what_trains_in_a_loss_keeps_its_gradient() -> None:
+    own = nn.Linear(2, 1)
+    own.weight.grad = before = torch.ones(1, 2)
+    with ungraded(own):
+        assert all(p.grad is None for p in trained_in(own))
+        own(torch.ones(3, 2)).sum().backward()
+    assert own.weight.grad is before and own.bias.grad is None
+    assert not trained_in(each)

@@ -1,8 +1,11 @@
 """The timeline of a compiled step: predicted = measured, block by block; what schedules do to the peak."""
 
+from typing import Any
+
 import backbones
 import pytest
 import torch
+from losses import contrastive
 from small import Residual
 from steps import graph_of, weighted, weights_for
 
@@ -58,3 +61,12 @@ def test_nodes_and_roles() -> None:
     assert {b.role for b in found.blocks} >= {"gate", "adapter", "gradient", "temporary", "output"}
     names = {n.name for n in gm.graph.nodes}
     assert {b.node for b in found.blocks} - {"loss", "region_0", "head", ""} <= names
+
+
+@pytest.mark.parametrize("batch", [12, 13])
+@pytest.mark.parametrize("loss", ["cross_entropy", contrastive])
+def test_few_micro_batches_have_the_peak_of_all(batch: int, loss: Any) -> None:
+    x, y = torch.randn(batch, 3, 12, 12), torch.zeros(batch, dtype=torch.int64)
+    step = compile_step(graph_of(Residual(), x).eval(), loss, x, plan=Schedule(micro_batch=2))
+    every, few = predict(step, (x,), y), predict(step, (x,), y, few=True)
+    assert few.peak == every.peak and len(few.blocks) < len(every.blocks) and few.state == every.state
