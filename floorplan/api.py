@@ -154,7 +154,15 @@ def rewritten(
         if name not in {n.name for n, _ in crossings(ordered(traced.gm))}:
             raise FloorplanError(f"--plan: {name} is no place to cut {s.name}; the plan is of another model")
     after = _report(s, traced, traced.gm, manner)
-    after = replace(after, subject="rewritten", rank=chosen.options.rank, log=log, method=chosen.method)
+    untold = tuple(n for n in found.notes if n.startswith("its code asks"))
+    after = replace(
+        after,
+        notes=(*after.notes, *untold),
+        subject="rewritten",
+        rank=chosen.options.rank,
+        log=log,
+        method=chosen.method,
+    )
     traced.gm.meta["floorplan"] = recorded(chosen, s.inputs) | ({"schedule": schedule} if schedule else {})
     return Rewritten(traced.gm, RewriteReport(before, after, chosen.as_dict()))
 

@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Sequence
+from contextlib import redirect_stderr
+from io import StringIO
 from typing import Any
 
 import torch
@@ -27,7 +29,8 @@ def any_batch(after: fx.GraphModule, before: nn.Module, inputs: Sequence[Any]) -
         except Exception:  # whatever it raises, it takes no such batch itself
             continue
         try:
-            same_start(after, before, given, want)
+            with redirect_stderr(StringIO()):  # torch prints the generated line at which a graph fails
+                same_start(after, before, given, want)
         except Mismatch as e:
             return f"at batch {batch} it computes something else ({e})"
         except Exception as e:  # whatever the graph raises where the source does not

@@ -181,6 +181,11 @@ def test_branches_that_tracing_does_not_see_are_heard(name: str) -> None:
     assert any("other tensors are kept" in n or "not proved for other sizes" in n for n in report.notes)
 
 
+def test_a_rewrite_says_what_its_graph_does_not_follow() -> None:
+    result = floorplan.rewrite(Hidden(HIDDEN["isinstance"]).requires_grad_(True), torch.randn(4, 3, 16, 16), rank=2)
+    assert any("its code asks" in n and "W0 > 40" in n for n in result.report.after.notes)
+
+
 def test_a_model_without_such_a_branch_is_proved_still() -> None:
     for fn in (
         lambda s, x: False,
