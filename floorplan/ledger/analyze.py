@@ -63,8 +63,7 @@ def analyze(
         return found
     subject, axes = replace(step.forward, model=source), found.axes or Axes.plain(inputs)
     asks = bool(traced.opaque) or (traced.asks and not isinstance(source, fx.GraphModule))
-    own = not isinstance(source, fx.GraphModule)
-    seen = Examination(subject, found.proof, axes, asks, own, found.axes is not None).run()
+    seen = Examination(subject, found.proof, axes, asks, source is not traced.gm, found.axes is not None).run()
     if really:
         seen.for_real(found.kept)
     proof = replace(found.proof, verdict=_above(seen) or seen.verdict, assumptions=tuple(seen.assumptions))

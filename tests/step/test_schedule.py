@@ -21,7 +21,7 @@ def unit(k: int, size: int, kind: int) -> Unit:
     return Unit(enters, enters + MAP * size, MAP * size, KEPT * size, GRAD, back, k > 0)
 
 
-def head(size: int) -> Head:
+def head(size: int, entire: bool) -> Head:
     """Reads a map, makes a gradient of it, has no parameters."""
     return Head(MAP * size, (MAP * size + LOSS,) * 2, (MAP * size + 2 * LOSS,) * 2, 0, LOSS)
 
