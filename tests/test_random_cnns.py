@@ -23,7 +23,7 @@ from floorplan.ledger.criterion import Proof
 from floorplan.methods.verify import randomize_adapters
 
 # Networks of each shard, and whether the proof runs too: it takes half of the time.
-PLAN = [(14, True)] * 2 + [(34, False)] * 8
+PLAN = [(10, True)] * 2 + [(24, False)] * 8
 
 
 def gap(got: Tensor, want: Tensor, floor: float = 0.0) -> float:
