@@ -234,11 +234,11 @@ def other_kernels(kernels: Mapping[Any, Callable[..., Any] | None]) -> Iterator[
 @contextmanager
 def sizes_as_text(told: Callable[[Any], None]) -> Iterator[None]:
     """told(size) is called meanwhile whenever a symbolic size is written as text."""
-    plain = torch.SymInt.__repr__
+    plain: Any = torch.SymInt.__repr__
 
     def text(size: Any) -> str:
         told(size)
-        return plain(size)
+        return str(plain(size))
 
     with patch.object(torch.SymInt, "__repr__", text):
         yield
