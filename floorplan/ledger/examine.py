@@ -119,7 +119,7 @@ class Examination:
         paths, most = 0, _PATHS if self.verdict == AT_FLOOR else _GUILTY
         while todo:
             wanted = todo.pop(0)
-            points = list(_some(solutions(wanted, self.axes.given))) if wanted else [start]
+            points = self._at_which(wanted) if wanted else [start]
             if not points and len(wanted[-1][0].free_symbols) > 1:
                 relation, held = wanted[-1]
                 self.assumptions.append(f"{relation} is {not held}: no sizes were found at which it is {held}")
@@ -142,6 +142,12 @@ class Examination:
                         done.add(tuple(other))
                         todo.append(other)
                 break
+
+    def _at_which(self, wanted: list[Answer]) -> list[Point]:
+        """Points at which relations answer as wanted; a size of 1 is no symbol, so nothing is heard of it."""
+        given = self.axes.given
+        larger = list(_some(p for p in solutions(wanted, given) if min(p.values(), default=2) > 1))
+        return larger or list(_some(solutions(wanted, given)))
 
     def _doubt(self, why: str) -> None:
         """Nothing is proved of what cannot be followed."""
