@@ -118,6 +118,10 @@ def solutions(wanted: Sequence[Answer], start: Point) -> Iterator[Point]:
     values = [_candidates(start[n], relations) for n in names]
     if len(names) == 1:  # one size: every value that a model is likely to compare it with
         values[0] = [*dict.fromkeys((*values[0], *range(1, _ALL)))]
+    alone = {n: [(r, want) for r, want in wanted if {s.name for s in r.free_symbols} == {n}] for n in names}
+    for i, n in enumerate(names):  # what one size decides is decided first
+        values[i] = [v for v in values[i] if all(holds(r, {n: v}) is want for r, want in alone[n])]
+        values[i] = values[i] if len(names) == 1 else values[i][: int(_MOST ** (1 / len(names)))]
     for chosen in itertools.islice(itertools.product(*values), _MOST):
         point = start | dict(zip(names, chosen, strict=True))
         if all(holds(r, point) is want for r, want in wanted):

@@ -169,6 +169,7 @@ HIDDEN = {
     "the shape as text": lambda s, x: repr(x.shape) == "torch.Size([33, 3, 16, 16])",
     "hashed": lambda s, x: hash(x.shape[0]) == 33,
     "behind two others": lambda s, x: x.shape[2] + 1 == 9 and x.shape[0] % 3 != 0 and x.shape[0] > 9,
+    "three at once": lambda s, x: x.shape[3] + 1 < 33 and x.shape[2] + 1 != 9 and x.shape[0] > 33,
     "pieces of the batch": lambda s, x: [0 for t in x.split(32)][1:],
     "pieces of a row": lambda s, x: len(x.split(64, dim=-1)) > 1,
     "chunks": lambda s, x: len(x.chunk(40)) > 30,
