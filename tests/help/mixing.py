@@ -183,7 +183,7 @@ def tried(seed: int, losses: Callable[[tuple[int, ...]], list[Any]]) -> Tried:
         assert "\n" not in str(e)
         return Tried("refused", touch, str(e))
     top = max((float(g.abs().max()) for g in want if g is not None), default=0.0)
-    top = max(top, 1e-10)  # gradients that are zero but for rounding have no scale
+    top = max(top, 1e-6 * abs(float(value)))  # gradients that are zero but for rounding have no scale
     error = abs(float(got - value)) / max(abs(float(value)), 1e-12)
     for p, g in zip(trained, want, strict=True):
         have = torch.zeros_like(p) if p.grad is None else p.grad
