@@ -110,8 +110,7 @@ def merge(
     """Merge the adapters of an adapted.pt into plain torch layers, verified before it is written."""
     if into is None and (weights is not None or trust or keep_head):
         raise FloorplanError("merge: --weights, --keep-head and --trust belong to --into MODEL; name it")
-    how = {"weights": weights, "allow": allow or (), "trust": trust, "keep_head": keep_head}
-    source = None if into is None else Source(into, **how)  # type: ignore[arg-type]
+    source = None if into is None else Source(into, None, None, None, weights, allow or (), trust, keep_head)
     with busy(f"merging {adapted}"):
         line = merge_file(adapted, output, source, force, allow or ())
     print(line)

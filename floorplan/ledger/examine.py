@@ -130,7 +130,7 @@ class Examination:
                     return self._doubt(f"its code has more branches on sizes than {most} runs can follow")
                 found = heard(self.step, self.axes, point)
                 if found.numbers:
-                    self._doubt(f"{found.numbers[0]}, and what it does with that at other sizes is not known")
+                    self._doubt_number(found.numbers[0])
                 if found.failed:
                     self._doubt(f"its code could not be followed with sizes as symbols: {one_line(found.failed, 120)}")
                 self.answers += found.answers
@@ -155,6 +155,10 @@ class Examination:
             self.verdict = UNPROVEN
         if why not in self.notes:
             self.notes.append(f"not proved for other sizes: {why}")
+
+    def _doubt_number(self, made: str) -> None:
+        """Of a size that became a number, a text or a key."""
+        self._doubt(f"{made}, and what it does with that at other sizes is not known")
 
     def at(self, point: Point) -> bool:
         """Whether the model runs at a point; what it keeps there is held against the formulas."""
@@ -184,8 +188,7 @@ class Examination:
         found = heard(self.step, self.axes, point, hooks=True)
         self.answers += found.answers
         if found.numbers or "unhashable" in found.failed:
-            why = found.numbers[0] if found.numbers else "its code looks a size up in a table"
-            self._doubt(f"{why}, and what it does with that at other sizes is not known")
+            self._doubt_number(found.numbers[0] if found.numbers else "its code looks a size up in a table")
         return None if found.failed else found.saved
 
     def _differs(self, point: Point, saved: tuple[Saved, ...], kept: Kept, want: Kept) -> None:
